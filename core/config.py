@@ -1,0 +1,98 @@
+"""All settings. Sources, strongest first: arguments, environment (``HARLI_*``, nested by ``__``), ``harli.toml``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+
+def _default_data_dir() -> Path:
+    return Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "harli"
+
+
+class EngineSettings(BaseModel):
+    """What the SGLang engine is started with; None lets Harli choose by device."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    model: Path | None = Field(None, description="Hugging Face folder of the served model; None: the bundled SmolLM2.")
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    attention_backend: str | None = None
+    max_total_tokens: int | None = Field(None, ge=256, description="KV cache size in tokens.")
+    max_running_requests: int = Field(16, ge=1)
+    mem_fraction_static: float | None = Field(None, gt=0, lt=1)
+    max_lora_rank: int = Field(16, ge=1, description="Largest adapter rank that the engine can serve.")
+    max_loras_per_batch: int = Field(4, ge=1)
+    threads: int | None = Field(None, ge=1, description="CPU threads of the scheduler process; None: all cores.")
+    start_timeout_s: float = Field(600.0, gt=0)
+
+
+class FinetuneSettings(BaseModel):
+    """Defaults and limits of finetuning in the engine's process."""
+
+    policy: Literal["solo", "tasklet_slices"] = "tasklet_slices"
+    margin: float = Field(0.15, ge=0, lt=1, description="Share of a latency target that is never planned with.")
+    micro_batch_tokens: int = Field(256, ge=32, description="Default tokens of a packed micro-batch.")
+    loss_chunk_tokens: int = Field(128, ge=16, description="Answer tokens per head tasklet.")
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, with its default."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="HARLI_", env_nested_delimiter="__", toml_file="harli.toml", extra="forbid"
+    )
+
+    data_dir: Path = Field(default_factory=_default_data_dir)
+    database_url: str | None = Field(None, description="SQLAlchemy URL; None: SQLite in the data directory.")
+    host: str = "127.0.0.1"
+    api_port: int = Field(8600, ge=1, le=65535)
+    engine_port: int = Field(8601, ge=1, le=65535)
+    console_port: int = Field(8602, ge=1, le=65535)
+    link_url: str | None = Field(None, description="ZeroMQ address of the engine link; None: a socket in the data dir.")
+    max_upload_mib: int = Field(1024, ge=1)
+    engine: EngineSettings = EngineSettings()
+    finetune: FinetuneSettings = FinetuneSettings()
+
+    @property
+    def api_url(self) -> str:
+        return f"http://{self.host}:{self.api_port}"
+
+    @property
+    def engine_url(self) -> str:
+        return f"http://{self.host}:{self.engine_port}"
+
+    @property
+    def console_url(self) -> str:
+        return f"http://{self.host}:{self.console_port}"
+
+    @property
+    def resolved_database_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.data_dir / 'harli.db'}"
+
+    @property
+    def resolved_link_url(self) -> str:
+        """A Unix socket path is limited to 107 bytes, so a long data directory falls back to a loopback port."""
+        if self.link_url:
+            return self.link_url
+        path = self.data_dir / "run" / "link.sock"
+        return f"ipc://{path}" if len(os.fsencode(path)) < 100 else f"tcp://127.0.0.1:{self.api_port + 1000}"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)

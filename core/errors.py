@@ -1,0 +1,43 @@
+"""The one error type that crosses a border: what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+
+class HarliError(Exception):
+    """A fault a caller can act on.
+
+    ``code`` is a stable snake_case word for programs, ``message`` names place, value and remedy for people, ``param``
+    is the field or file that is at fault (None when it is none in particular) and ``status`` the HTTP status.
+    """
+
+    status = 400
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+
+class Invalid(HarliError):
+    """The request is understood and cannot be carried out as it stands."""
+
+    status = 422
+
+
+class NotFound(HarliError):
+    """The thing named does not exist."""
+
+    status = 404
+
+
+class Conflict(HarliError):
+    """The thing named is in a state (or at a version, or of a name) that forbids the request."""
+
+    status = 409
+
+
+class Unavailable(HarliError):
+    """A part that is needed (the engine, say) is not there now; trying again later may help."""
+
+    status = 503

@@ -1,0 +1,223 @@
+"""Messages of the engine link. Frozen msgspec structs, msgpack on the wire, told apart by their class name.
+
+The engine speaks first (`Hello`), the control plane answers with `SetTargets` and commands; the engine reports with
+`Telemetry`, `JobUpdate` and `EngineNotice`. Every command about a job carries the fencing token of the lease under
+which the job was handed out; the engine repeats it, and the control plane drops what comes under an older one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PROTOCOL = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Base of everything on the wire."""
+
+
+# ---- shared values ---------------------------------------------------------------------------------------------------
+
+
+class LoraSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """LoRA shape; `target_modules` are leaf names such as ``q_proj``."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    use_rslora: bool = False
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One finetuning job as the engine sees it. Paths are on the engine's file system.
+
+    Exactly one of `epochs` and `max_steps` is set. A step is one optimizer step of `accumulation` micro-batches, each
+    packed to `micro_batch_tokens` tokens. `evaluation_fraction` of the rows is held out.
+    """
+
+    job_id: str
+    tenant: str = "default"
+    dataset_path: str
+    adapter_name: str
+    output_dir: str
+    initial_adapter: str | None = None
+    lora: LoraSpec = LoraSpec()
+    learning_rate: float = 1e-3
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_ratio: float = 0.05
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    epochs: float | None = 3.0
+    max_steps: int | None = None
+    micro_batch_tokens: int = 256
+    accumulation: int = 1
+    sequence_length: int = 256
+    seed: int = 0
+    evaluation_fraction: float = 0.05
+    evaluate_every: int = 0
+    checkpoint_every: int = 20
+    priority: int = 0
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A latency target: the `quantile` of `kind` stays under `ms`."""
+
+    kind: Literal["itl", "tpot", "ttft"]
+    ms: float
+    quantile: float = 0.99
+    tenant: str | None = None
+
+
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan in force, for people: `after`/`beside` are means per decode step of the reporting interval."""
+
+    policy: str
+    layout: str = "whole"
+    beside: float = 0.0
+    after: float = 0.0
+    reason: str = ""
+
+
+# ---- engine → control ------------------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """Sent when the engine is ready, and again after each reconnection of the link."""
+
+    engine_id: str
+    protocol: int = PROTOCOL
+    pid: int
+    http_url: str
+    model: str
+    model_path: str
+    device: str
+    device_name: str
+    dtype: str
+    parameters: int
+    versions: dict[str, str]
+    max_lora_rank: int
+    lora_modules: tuple[str, ...]
+    kv_tokens: int
+    max_running_requests: int
+    partitions: tuple[str, ...]
+    solo_itl_ms: float | None = None
+    running_job: str | None = None
+    running_token: int | None = None
+
+
+class Telemetry(Message):
+    """One reporting interval (about half a second).
+
+    `itl` holds (gap in ms, tokens that saw it) for decode steps whose gap contains no prefill, `stalls` those that do;
+    `ttft_ms` and `tpot_ms` one value per request that got its first token, respectively ended, in the interval.
+    """
+
+    engine_id: str
+    time: float
+    interval_s: float
+    itl: list[tuple[float, int]] = []
+    stalls: list[tuple[float, int]] = []
+    ttft_ms: list[float] = []
+    tpot_ms: list[float] = []
+    decode_steps: int = 0
+    decode_tokens: int = 0
+    finetune_tokens: int = 0
+    tasklets: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_used: int = 0
+    kv_total: int = 0
+    predicted_step_ms: float | None = None
+    busy_share: float = 0.0
+    decode_share: float = 0.0
+    finetune_share: float = 0.0
+    memory_bytes: int = 0
+    targets_version: int = 0
+    plan: PlanView
+    paused_reason: str | None = None
+
+
+class JobUpdate(Message):
+    """What happened to the running job.
+
+    kind: `started` (fields total_steps, rows), `metric` (step, loss, eval_loss, learning_rate, grad_norm, tokens),
+    `log` (message), `checkpoint` (step, path), `paused`/`interrupted` (step, path of its checkpoint), `saving`,
+    `succeeded` (path of the adapter folder), `cancelled`, `failed` (code, message, param).
+    """
+
+    engine_id: str
+    job_id: str
+    token: int
+    time: float
+    kind: Literal[
+        "started", "metric", "log", "checkpoint", "paused", "resumed", "saving", "succeeded", "cancelled", "failed",
+        "interrupted",
+    ]
+    step: int = 0
+    total_steps: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    tokens: int | None = None
+    path: str | None = None
+    code: str | None = None
+    message: str | None = None
+    param: str | None = None
+
+
+class EngineNotice(Message):
+    """Something about the engine that people should see (a fallback and its reason, a refused command)."""
+
+    engine_id: str
+    time: float
+    level: Literal["info", "warning", "error"]
+    code: str
+    message: str
+
+
+class Goodbye(Message):
+    """The engine stops on purpose; whatever ran has been checkpointed and reported."""
+
+    engine_id: str
+
+
+# ---- control → engine ------------------------------------------------------------------------------------------------
+
+
+class SetTargets(Message):
+    """Replace the targets; the next plan obeys them."""
+
+    version: int
+    targets: tuple[Target, ...]
+
+
+class StartJob(Message):
+    """Run `spec`, from `resume_from` (a checkpoint folder) when that is set."""
+
+    spec: JobSpec
+    token: int
+    resume_from: str | None = None
+
+
+class PauseJob(Message):
+    """Checkpoint, free what the job holds and report `paused`; a later `StartJob` resumes it."""
+
+    job_id: str
+    token: int
+
+
+class StopJob(Message):
+    """End the job: `save` writes the adapter as it stands (→ `succeeded`), else → `cancelled`."""
+
+    job_id: str
+    token: int
+    save: bool = False
+
+
+FromEngine = Hello | Telemetry | JobUpdate | EngineNotice | Goodbye
+ToEngine = SetTargets | StartJob | PauseJob | StopJob
