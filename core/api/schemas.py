@@ -6,10 +6,11 @@ An error is answered as ``{"error": {"code", "message", "param"}}`` with the sta
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+T = TypeVar("T")
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 JobState = Literal[
     "queued", "starting", "running", "paused", "saving", "succeeded", "failed", "cancelled", "interrupted"
@@ -34,7 +35,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-class Page[T](BaseModel):
+class Page(BaseModel, Generic[T]):  # noqa: UP046 - the syntax of 3.12 is not there in 3.11
     """A page of a listing; `next` is the cursor of the following one, None at the end."""
 
     items: list[T]
