@@ -35,7 +35,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-class Page(BaseModel, Generic[T]):  # noqa: UP046 - the syntax of 3.12 is not there in 3.11
+class Page(BaseModel, Generic[T]):
     """A page of a listing; `next` is the cursor of the following one, None at the end."""
 
     items: list[T]
@@ -261,7 +261,8 @@ class Targets(BaseModel):
 
 
 class Engine(BaseModel):
-    """The engine as it last reported itself; `state` is ``absent`` until it first has and ``lost`` when it fell silent."""
+    """The engine as it last reported itself; `state` is ``absent`` until it first has and ``lost`` when
+    it fell silent."""
 
     state: Literal["absent", "ready", "lost"]
     id: str | None = None

@@ -84,7 +84,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
 # ---- engine → control ------------------------------------------------------------------------------------------------
 
 
-class Hello(Message):
+class Hello(Message, frozen=True, kw_only=True, tag=True):
     """Sent when the engine is ready, and again after each reconnection of the link."""
 
     engine_id: str
@@ -108,7 +108,7 @@ class Hello(Message):
     running_token: int | None = None
 
 
-class Telemetry(Message):
+class Telemetry(Message, frozen=True, kw_only=True, tag=True):
     """One reporting interval (about half a second).
 
     `itl` holds (gap in ms, tokens that saw it) for decode steps whose gap contains no prefill, `stalls` those that do;
@@ -140,7 +140,7 @@ class Telemetry(Message):
     paused_reason: str | None = None
 
 
-class JobUpdate(Message):
+class JobUpdate(Message, frozen=True, kw_only=True, tag=True):
     """What happened to the running job.
 
     kind: `started` (fields total_steps, rows), `metric` (step, loss, eval_loss, learning_rate, grad_norm, tokens),
@@ -170,7 +170,7 @@ class JobUpdate(Message):
     param: str | None = None
 
 
-class EngineNotice(Message):
+class EngineNotice(Message, frozen=True, kw_only=True, tag=True):
     """Something about the engine that people should see (a fallback and its reason, a refused command)."""
 
     engine_id: str
@@ -180,7 +180,7 @@ class EngineNotice(Message):
     message: str
 
 
-class Goodbye(Message):
+class Goodbye(Message, frozen=True, kw_only=True, tag=True):
     """The engine stops on purpose; whatever ran has been checkpointed and reported."""
 
     engine_id: str
@@ -189,14 +189,14 @@ class Goodbye(Message):
 # ---- control → engine ------------------------------------------------------------------------------------------------
 
 
-class SetTargets(Message):
+class SetTargets(Message, frozen=True, kw_only=True, tag=True):
     """Replace the targets; the next plan obeys them."""
 
     version: int
     targets: tuple[Target, ...]
 
 
-class StartJob(Message):
+class StartJob(Message, frozen=True, kw_only=True, tag=True):
     """Run `spec`, from `resume_from` (a checkpoint folder) when that is set."""
 
     spec: JobSpec
@@ -204,14 +204,14 @@ class StartJob(Message):
     resume_from: str | None = None
 
 
-class PauseJob(Message):
+class PauseJob(Message, frozen=True, kw_only=True, tag=True):
     """Checkpoint, free what the job holds and report `paused`; a later `StartJob` resumes it."""
 
     job_id: str
     token: int
 
 
-class StopJob(Message):
+class StopJob(Message, frozen=True, kw_only=True, tag=True):
     """End the job: `save` writes the adapter as it stands (→ `succeeded`), else → `cancelled`."""
 
     job_id: str

@@ -27,7 +27,7 @@ class EngineEnd:
     """The engine's end. Not thread-safe: one thread owns it."""
 
     def __init__(self, url: str, engine_id: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, engine_id.encode())
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
@@ -62,7 +62,7 @@ class ControlEnd:
             path = Path(url.removeprefix("ipc://"))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
-        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
         # A restarted engine may come back under the same identity before the old connection is seen to be dead.
