@@ -1,0 +1,321 @@
+"""One finetuning job as a sequence of tasklets that somebody else paces.
+
+`Trainer` does not loop, wait or write files: `upcoming` says what comes next, `run_next` runs one tasklet, and what is
+worth telling (`Metric`) is collected by `take_metrics`. Checkpoints are taken by `snapshot` at optimizer-step ends and
+written by whoever holds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import torch
+
+from core.errors import HarliError, Invalid
+from core.finetune import checkpoint, lora, schedule
+from core.finetune.batch import PackedBatch
+from core.finetune.checkpoint import Progress
+from core.finetune.optimizer import LoraOptimizer
+from core.finetune.tasklets import DropoutSeed, MicroBatchRun, Tasklet
+from core.intake import packing
+from core.intake.chat import Encoded
+from core.link.messages import JobSpec
+from core.policy.types import TaskletKind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Metric(NamedTuple):
+    """One optimizer step (`loss`, nats per trained token) or one evaluation (`eval_loss`); `tokens` counts from the
+    job's start, without padding."""
+
+    step: int
+    epoch: float
+    tokens: int
+    loss: float | None = None
+    eval_loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+
+
+class Snapshot(NamedTuple):
+    """A consistent copy of a job between two optimizer steps, on the CPU; `write` may run in any thread."""
+
+    progress: Progress
+    optimizer: dict[str, torch.Tensor]
+    save_adapter: Callable[[Path], None]
+
+    def write(self, output_dir: Path) -> Path:
+        """Write it as a checkpoint under `output_dir` and return the checkpoint's folder."""
+        folder = output_dir / "checkpoints"
+        path = checkpoint.write(folder, self.progress, self.optimizer, self.save_adapter)
+        checkpoint.prune(folder, keep=2)
+        return path
+
+
+class NotFinite(HarliError):
+    """The loss or the gradient is no longer a number."""
+
+
+class Trainer:
+    """`spec` trained on `rows` over `model` (frozen, as `views.shared_model` gives it).
+
+    Raises `Invalid` for rows that no micro-batch holds, for an empty data set and for a checkpoint of another job.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        spec: JobSpec,
+        rows: Sequence[Encoded],
+        *,
+        loss_chunk_tokens: int,
+        base_name: str,
+        resume_from: Path | None = None,
+    ) -> None:
+        self.spec = spec
+        self._rows = rows
+        self._chunk = loss_chunk_tokens
+        self._base = model
+        train, evaluation = packing.split(len(rows), spec.evaluation_fraction, spec.seed)
+        if len(train) == 0:
+            raise Invalid("empty_dataset", "the data set has no row to train on; add rows", "dataset")
+        self._packs = _packs(spec, [len(rows[i].ids) for i in train], train)
+        self._packs_per_epoch = len(
+            packing.epoch_plan(
+                [len(rows[i].ids) for i in train], spec.micro_batch_tokens, seed=spec.seed, epoch=0
+            )
+        )
+        self._eval_packs = [
+            [evaluation[i] for i in pack]
+            for pack in packing.epoch_plan(
+                [len(rows[i].ids) for i in evaluation], spec.micro_batch_tokens, seed=spec.seed, epoch=0
+            )
+        ]
+        self.total_steps = math.ceil(len(self._packs) / spec.accumulation)
+        self._warmup = round(spec.warmup_ratio * self.total_steps)
+        self._model = lora.wrap(model, spec.lora, seed=spec.seed, base_name=base_name)
+        self._device = next(model.parameters()).device
+        if spec.initial_adapter is not None:
+            lora.load_initial(self._model, Path(spec.initial_adapter))
+        parameters = lora.trainable(self._model)
+        self._layer_parameters = _by_layer(parameters, len(model.model.layers))
+        self._optimizer = LoraOptimizer(
+            parameters, weight_decay=spec.weight_decay, max_grad_norm=spec.max_grad_norm
+        )
+        fingerprint = _fingerprint(spec, rows)
+        self.progress = Progress(fingerprint=fingerprint)
+        if resume_from is not None:
+            self.progress, state = checkpoint.read(resume_from, fingerprint)
+            self._optimizer.restore(state)
+        self._metrics: list[Metric] = []
+        self._queue: deque[Tasklet] = deque()
+        self._queue_tokens = 0.0
+        self._evaluated_at = -1
+        self._refill()
+
+    # ---- pacing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """All steps and the last evaluation are through."""
+        return not self._queue
+
+    def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
+        """The kinds of the next tasklets, at most `count`, up to the end of the open micro-batch or step."""
+        return tuple(tasklet.kind for tasklet in islice(self._queue, count))
+
+    @property
+    def tokens_per_tasklet(self) -> float:
+        """Tokens (without padding) of the open micro-batch, shared out over its tasklets."""
+        return self._queue_tokens
+
+    def run_next(self) -> TaskletKind:
+        """Run one tasklet. Raises `NotFinite` and whatever the device raises; the job is then to be closed."""
+        tasklet = self._queue.popleft()
+        with torch.inference_mode(False), torch.enable_grad():
+            tasklet.run()
+            if not self._queue:
+                self._refill()
+        return tasklet.kind
+
+    def take_metrics(self) -> list[Metric]:
+        """What has been measured since the last call."""
+        taken, self._metrics = self._metrics, []
+        return taken
+
+    @property
+    def epoch(self) -> float:
+        return self.progress.micro_batch / self._packs_per_epoch
+
+    # ---- state -------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """The job as of the last finished optimizer step; what has been computed of the open step is not part of it."""
+        adapter = {name: p.detach().to("cpu", copy=True) for name, p in lora.trainable(self._model).items()}
+        model = self._model
+        return Snapshot(
+            progress=msgspec.structs.replace(self.progress),
+            optimizer=self._optimizer.state(),
+            save_adapter=lambda folder: lora.save(model, adapter, folder),
+        )
+
+    def close(self) -> None:
+        """Take the LoRA modules out of the shared model and free what the job holds."""
+        self._queue.clear()
+        self._optimizer.clear()
+        self._model.unload()  # type: ignore[operator]
+
+    # ---- program -----------------------------------------------------------------------------------------------------
+
+    def _refill(self) -> None:
+        """Queue what comes next: an optimizer step's micro-batches one by one, an evaluation, or nothing (done)."""
+        every = self.spec.evaluate_every
+        step, last = self.progress.step, self.progress.step >= self.total_steps
+        due = last or (every > 0 and step > 0 and step % every == 0)
+        if self._eval_packs and due and self._evaluated_at != step:
+            self._queue_evaluation()
+        elif not last:
+            self._queue_step()
+
+    def _queue_step(self) -> None:
+        """One optimizer step: `accumulation` micro-batches (fewer at the end) and the update."""
+        first = self.progress.micro_batch
+        packs = self._packs[first : first + self.spec.accumulation]
+        batches = [self._batch(pack) for pack in packs]
+        denominator = max(1, sum(batch.targets.numel() for batch in batches))
+        runs = [
+            MicroBatchRun(
+                self._base,
+                batch,
+                denominator=denominator,
+                loss_chunk_tokens=self._chunk,
+                train=True,
+                dropout=DropoutSeed(self.spec.seed, first + n) if self.spec.lora.dropout > 0 else None,
+                after_backward=self._collect,
+            )
+            for n, batch in enumerate(batches)
+        ]
+        self._model.train()
+        for run in runs:
+            self._queue.extend(run.tasklets())
+        tokens = sum(batch.tokens for batch in batches)
+        self._queue.append(Tasklet("optimizer", lambda: self._update(runs, denominator, tokens)))
+        self._queue_tokens = tokens / len(self._queue)
+
+    def _queue_evaluation(self) -> None:
+        """The held-out rows, forward only."""
+        batches = [self._batch(pack) for pack in self._eval_packs]
+        denominator = max(1, sum(batch.targets.numel() for batch in batches))
+        runs = [
+            MicroBatchRun(
+                self._base,
+                batch,
+                denominator=denominator,
+                loss_chunk_tokens=self._chunk,
+                train=False,
+                dropout=None,
+            )
+            for batch in batches
+        ]
+        self._model.eval()
+        for run in runs:
+            self._queue.extend(run.tasklets())
+        last = self._queue.pop()
+        self._queue.append(Tasklet(last.kind, lambda: self._finish_evaluation(last, runs, denominator)))
+        self._queue_tokens = 0.0
+
+    def _batch(self, pack: Sequence[int]) -> PackedBatch:
+        rows = [self._rows[i] for i in pack]
+        return PackedBatch.of(packing.build(rows, self.spec.micro_batch_tokens), self._device)
+
+    def _collect(self, layer: int) -> None:
+        self._optimizer.collect(self._layer_parameters[layer])
+
+    def _update(self, runs: list[MicroBatchRun], denominator: int, tokens: int) -> None:
+        progress = self.progress
+        loss = sum(run.loss() for run in runs) / denominator
+        rate = self.spec.learning_rate * schedule.factor(
+            self.spec.schedule, progress.step, self.total_steps, self._warmup
+        )
+        if not math.isfinite(loss):
+            raise NotFinite(
+                "loss_not_finite",
+                f"the loss became {loss} at step {progress.step + 1}; lower learning_rate ({self.spec.learning_rate:g}) "
+                "or look at the rows",
+                "learning_rate",
+            )
+        norm = self._optimizer.step(rate)
+        if not math.isfinite(norm):
+            raise NotFinite(
+                "gradient_not_finite",
+                f"the gradient's norm became {norm} at step {progress.step + 1}; lower learning_rate "
+                f"({self.spec.learning_rate:g})",
+                "learning_rate",
+            )
+        progress.step += 1
+        progress.micro_batch += len(runs)
+        progress.tokens += tokens
+        progress.first_loss = loss if progress.first_loss is None else progress.first_loss
+        progress.last_loss = loss
+        self._metrics.append(
+            Metric(
+                step=progress.step,
+                epoch=self.epoch,
+                tokens=progress.tokens,
+                loss=loss,
+                learning_rate=rate,
+                grad_norm=norm,
+            )
+        )
+
+    def _finish_evaluation(self, last: Tasklet, runs: list[MicroBatchRun], denominator: int) -> None:
+        last.run()
+        self._evaluated_at = self.progress.step
+        loss = sum(run.loss() for run in runs) / denominator
+        self._metrics.append(
+            Metric(step=self.progress.step, epoch=self.epoch, tokens=self.progress.tokens, eval_loss=loss)
+        )
+
+
+def _packs(spec: JobSpec, lengths: list[int], train: Sequence[int]) -> list[list[int]]:
+    """The rows of every micro-batch of the whole job, in order."""
+    packs: list[list[int]] = []
+    wanted = spec.max_steps * spec.accumulation if spec.max_steps is not None else None
+    epochs = spec.epochs if spec.epochs is not None else 1.0
+    epoch = 0
+    while True:
+        plan = packing.epoch_plan(lengths, spec.micro_batch_tokens, seed=spec.seed, epoch=epoch)
+        if wanted is None and epoch + 1 > epochs:
+            plan = plan[: math.ceil(len(plan) * (epochs - epoch))]
+        packs += [[train[i] for i in pack] for pack in plan]
+        epoch += 1
+        if wanted is not None and len(packs) >= wanted:
+            return packs[:wanted]
+        if wanted is None and epoch >= epochs:
+            return packs
+
+
+def _by_layer(parameters: dict[str, torch.nn.Parameter], layers: int) -> list[list[str]]:
+    return [[name for name in parameters if f".layers.{index}." in name] for index in range(layers)]
+
+
+def _fingerprint(spec: JobSpec, rows: Sequence[Encoded]) -> str:
+    """What must be the same for a checkpoint to fit: everything that shapes the sequence of updates."""
+    relevant = {
+        key: value
+        for key, value in msgspec.to_builtins(spec).items()
+        if key not in {"job_id", "tenant", "dataset_path", "output_dir", "priority", "checkpoint_every", "adapter_name"}
+    }
+    digest = hashlib.sha256(msgspec.json.encode(relevant))
+    for row in rows:
+        digest.update(row.ids.tobytes())
+    return digest.hexdigest()
