@@ -41,3 +41,15 @@ class Unavailable(HarliError):
     """A part that is needed (the engine, say) is not there now; trying again later may help."""
 
     status = 503
+
+
+class Forbidden(HarliError):
+    """The request comes from a place that may not make it (a page of another origin, say)."""
+
+    status = 403
+
+
+class TooLarge(HarliError):
+    """The body is larger than the limit that the message names."""
+
+    status = 413

@@ -348,3 +348,32 @@ class Event(BaseModel):
     id: str | None = None
     time: datetime
     data: dict[str, Any] = {}
+
+
+# ---- the rest --------------------------------------------------------------------------------------------------------
+
+
+class JobLogLine(BaseModel):
+    """A line of a job's log; `id` grows, so that a reader asks for what came after the last one it has."""
+
+    id: int
+    time: datetime
+    message: str
+
+
+class NameCheck(BaseModel):
+    """Whether a name can be given to something new, asked before its upload starts; `reason` says why not."""
+
+    name: str
+    available: bool
+    reason: str | None = None
+
+
+class Health(BaseModel):
+    """This API process: whether it is the one that dispatches jobs, and what an upload may weigh."""
+
+    status: Literal["ok"] = "ok"
+    version: str
+    database: str
+    dispatcher: bool
+    max_upload_bytes: int
