@@ -1,0 +1,66 @@
+# `make run` and `make test` each set up all that they need; stamps in .venv make the next time instant.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+# The first Python that is new enough and can make virtual environments; PYTHON=... names another.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# The kind of machine decides the lock file; MACHINE=cpu keeps a machine with a GPU on its CPU.
+MACHINE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
+LOCK := requirements/$(MACHINE).lock
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
+INSTALLED := $(VENV)/installed-$(MACHINE)
+DEVELOPED := $(VENV)/developed-$(MACHINE)
+
+.PHONY: help run test test-gpu check doctor clean
+
+help:
+	@echo 'make run       install what is needed, start Harli with a demonstration, open the console it names'
+	@echo 'make test      install what is needed, run every test that this machine can run'
+	@echo 'make check     ruff, mypy and the import rules'
+	@echo 'make test-gpu  the tests that need an NVIDIA GPU'
+	@echo 'make doctor    what this machine has, what will be used, what is missing'
+	@echo 'make clean     remove the virtual environment and caches (the data directory stays)'
+
+run: $(INSTALLED)
+	@exec $(BIN)/harli up --demo
+
+test: $(DEVELOPED)
+	@scripts/system-packages.sh
+	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
+
+test-gpu: $(DEVELOPED)
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+check: $(DEVELOPED)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+doctor: $(INSTALLED)
+	@exec $(BIN)/harli doctor
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+
+$(VENV)/bin/python:
+	@if [ -z '$(PYTHON)' ]; then \
+		echo 'make: Python 3.11 or newer with the venv module is needed (Debian/Ubuntu: apt-get install python3 python3-venv),' \
+			'or name one: make PYTHON=/path/to/python' >&2; exit 1; fi
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): $(VENV)/bin/python $(LOCK) pyproject.toml
+	@echo 'Installing the packages of $(LOCK) into $(VENV) (a few minutes the first time)'
+	@rm -f $(VENV)/installed-* $(VENV)/developed-*
+	@$(PIP) --no-deps -r $(LOCK)
+	@# A CUDA build of torch links to libraries that only its own requirements name, each at one exact version.
+	@$(PIP) "$$(grep '^torch==' $(LOCK))"
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(DEVELOPED): $(INSTALLED) requirements/dev.lock
+	@echo 'Installing the packages of requirements/dev.lock into $(VENV)'
+	@$(PIP) --no-deps -r requirements/dev.lock
+	@touch $@
