@@ -1,7 +1,12 @@
 """What a policy sees and answers. Frozen values, no torch, no clock, no I/O.
 
 A policy is a module with ``plan(state, predictor, memory) -> (StepPlan, memory)`` and ``MEMORY``, the record a run
-starts with. It is deterministic: the same arguments give the same plan.
+starts with. It is deterministic: the same arguments give the same plan. What can be tuned is a frozen record ``Knobs``,
+the last argument of ``plan``; `core.policy.bind` fixes it.
+
+Time of a step, as every plan counts it: `inflight_ms` drains first, then the decode step runs with `beside` next to it,
+then `after` follows once both are done (they go on with the same micro-batch). So the gap between two tokens is
+inflight + decode when `after` is 0 (`beside` may outlast it), else inflight + max(decode, beside) + after.
 """
 
 from __future__ import annotations
@@ -31,7 +36,11 @@ WHOLE = Layout()
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One runnable finetune job: its next tasklets in order and what fairness needs to know of it."""
+    """One runnable finetune job: its next tasklets in order and what fairness needs to know of it.
+
+    pages: arena pages (2 MiB) that its next tasklets need beyond those it holds; boundary: an optimizer step has just
+    ended, so that another job may take the next turn (of the first job only; the others wait at one anyway).
+    """
 
     job_id: str
     tasklets: tuple[TaskletKind, ...]
@@ -40,6 +49,8 @@ class JobView:
     priority: int = 0
     tokens_per_tasklet: float = 0.0
     deadline_s: float | None = None
+    pages: int = 0
+    boundary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +60,10 @@ class StepState:
     batch: running requests; padded: their number padded to the captured graph; kv_tokens: tokens in their KV cache,
     max_kv: the longest of them; waiting: queued requests; prefill_waiting: queued prompt tokens; slack_ms: for each
     target that applies, the ms that this step (decode, and what finetuning adds to it) may take; inflight_ms: finetune
-    work launched earlier and not finished; jobs: runnable jobs, first the one whose micro-batch is open; layouts: the
-    partitions that exist; free_pages: arena pages of 2 MiB that finetuning may take.
+    work launched earlier and not finished that this step has to wait for; jobs: runnable jobs, first the one whose
+    micro-batch is open; layouts: the partitions that exist; free_pages: arena pages of 2 MiB that finetuning may take;
+    layout: that of the last step, and beside_ms the finetune work still running on its finetune part, which a step of
+    another layout has to wait for.
     """
 
     batch: int
@@ -64,6 +77,8 @@ class StepState:
     jobs: tuple[JobView, ...]
     layouts: tuple[Layout, ...] = (WHOLE,)
     free_pages: int = 0
+    layout: Layout = WHOLE
+    beside_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +95,46 @@ class StepPlan:
 
 
 class Predictor(Protocol):
-    """Predicted durations in ms; `*_upper_ms` are the bounds that planning uses."""
+    """Predicted durations in ms; `*_upper_ms` are the bounds that planning uses. A duration that cannot be promised
+    (outside what was measured, a partition without a fit) is ``inf``.
 
-    def decode_ms(self, layout: Layout, padded: int, kv_tokens: int) -> float:
+    stale: why the predictions cannot be trusted at present, empty when they can; a policy then plans no finetuning.
+    """
+
+    stale: str
+
+    def decode_ms(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> float:
         """One decode step alone."""
 
-    def decode_upper_ms(self, layout: Layout, padded: int, kv_tokens: int, beside: TaskletKind | None) -> float:
+    def decode_upper_ms(
+        self, layout: Layout, padded: int, kv_tokens: int, beside: TaskletKind | None, max_kv: int = 0
+    ) -> float:
         """Upper bound of one decode step, alone or beside a tasklet of the kind."""
 
-    def tasklet_ms(self, layout: Layout, kind: TaskletKind) -> float:
-        """Upper bound of one tasklet on the layout's finetune part (the whole device for ``whole``)."""
+    def tasklet_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
+        """Upper bound of one tasklet on the layout's finetune part (the whole device for ``whole``), beside a decode
+        step of that size or alone (0)."""
+
+    def observe_step(
+        self,
+        layout: Layout,
+        padded: int,
+        kv_tokens: int,
+        ms: float,
+        beside: TaskletKind | None = None,
+        max_kv: int = 0,
+    ) -> bool:
+        """Learn from a decode step that took `ms`; `beside` is the kind of the first tasklet that ran next to it.
+        Answers whether the step outlasted the bound that held for it."""
+
+    def observe_tasklet(
+        self, layout: Layout, kind: TaskletKind, ms: float, padded: int = 0, kv_tokens: int = 0
+    ) -> None:
+        """Learn from one tasklet that took `ms`."""
 
 
 class Policy(Protocol):
-    """A policy module."""
+    """A policy module, or what `core.policy.bind` makes of it."""
 
     MEMORY: Any
 

