@@ -1,3 +1,3 @@
 """Fixtures that several rooms share."""
 
-pytest_plugins = ["tests.machine", "tests.stack"]
+pytest_plugins = ["tests.machine", "tests.stack", "tests.store"]

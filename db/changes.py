@@ -1,0 +1,42 @@
+"""What changed, in order, written in the transaction that changed it: the source of the server-sent events."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import String, delete, func, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from db.base import Base, now
+
+
+class ChangeRecord(Base):
+    """`topic` and `kind` as in `schemas.Event`; `ref` is the id of what changed."""
+
+    __tablename__ = "changes"
+    __table_args__ = ({"sqlite_autoincrement": True},)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    time: Mapped[datetime] = mapped_column(index=True)
+    topic: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[str] = mapped_column(String(40))
+    ref: Mapped[str | None] = mapped_column(String(120))
+    data: Mapped[dict[str, Any]]
+
+
+def add(session: Session, topic: str, kind: str, ref: str | None, **data: Any) -> None:
+    session.add(ChangeRecord(time=now(), topic=topic, kind=kind, ref=ref, data=data))
+
+
+def after(session: Session, last_id: int, limit: int) -> list[ChangeRecord]:
+    query = select(ChangeRecord).where(ChangeRecord.id > last_id).order_by(ChangeRecord.id).limit(limit)
+    return list(session.scalars(query))
+
+
+def last_id(session: Session) -> int:
+    return session.scalar(select(func.max(ChangeRecord.id))) or 0
+
+
+def drop_before(session: Session, time: datetime) -> None:
+    session.execute(delete(ChangeRecord).where(ChangeRecord.time < time))

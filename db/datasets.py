@@ -1,0 +1,57 @@
+"""Data sets: one row per version of a name. The rows themselves are a Parquet file in the data directory."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, String, UniqueConstraint, func, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from db.base import Base
+
+
+class DatasetRecord(Base):
+    """`seq` orders listings; `report` is the validator's; `tokenizer` names the model whose tokens it counted."""
+
+    __tablename__ = "datasets"
+    __table_args__ = (UniqueConstraint("name", "version"), {"sqlite_autoincrement": True})
+
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(40), unique=True)
+    name: Mapped[str] = mapped_column(String(63))
+    version: Mapped[int]
+    created_at: Mapped[datetime]
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    tokenizer: Mapped[str | None] = mapped_column(String(1024))
+    report: Mapped[dict[str, Any]]
+
+
+def find(session: Session, name_or_id: str) -> DatasetRecord | None:
+    """By id, else the newest version of the name."""
+    by_id = session.scalar(select(DatasetRecord).where(DatasetRecord.id == name_or_id))
+    if by_id is not None:
+        return by_id
+    return session.scalar(
+        select(DatasetRecord).where(DatasetRecord.name == name_or_id).order_by(DatasetRecord.version.desc()).limit(1)
+    )
+
+
+def versions(session: Session, name: str) -> list[DatasetRecord]:
+    """All versions of a name, oldest first."""
+    query = select(DatasetRecord).where(DatasetRecord.name == name).order_by(DatasetRecord.version)
+    return list(session.scalars(query))
+
+
+def last_version(session: Session, name: str) -> int:
+    """0 for a name that is free."""
+    return session.scalar(select(func.max(DatasetRecord.version)).where(DatasetRecord.name == name)) or 0
+
+
+def page(session: Session, limit: int, before: int | None) -> list[DatasetRecord]:
+    """Newest first, those with a `seq` below `before`."""
+    query = select(DatasetRecord).order_by(DatasetRecord.seq.desc()).limit(limit)
+    if before is not None:
+        query = query.where(DatasetRecord.seq < before)
+    return list(session.scalars(query))

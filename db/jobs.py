@@ -1,0 +1,198 @@
+"""Jobs, and what is kept of each: events, metrics, log lines."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, delete, func, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from db.base import Base
+
+STATES = ("queued", "starting", "running", "paused", "saving", "succeeded", "failed", "cancelled", "interrupted")
+TERMINAL = ("succeeded", "failed", "cancelled")
+IN_ENGINE = ("starting", "running", "saving")
+_KEPT_LOG_LINES = 20_000
+
+
+class JobRecord(Base):
+    """`seq` is the order of submission.
+
+    `command` is what someone asked of a job that the engine holds (pause, stop, save: stop with saving) until the
+    engine has done it, `command_token` the token under which the engine has been told. `token` is the fencing token
+    under which the job was handed to `engine_id` last; what an engine reports under another one is dropped. `resumes`
+    counts hand-outs after the first, `stalls` those in a row that were interrupted without a further step.
+    """
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        CheckConstraint("state IN ({})".format(", ".join(f"'{state}'" for state in STATES)), name="state"),
+        CheckConstraint("command IN ('pause', 'stop', 'save')", name="command"),
+        Index(None, "state", "priority", "seq"),
+        {"sqlite_autoincrement": True},
+    )
+
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(40), unique=True)
+    name: Mapped[str] = mapped_column(String(120))
+    state: Mapped[str] = mapped_column(String(16))
+    spec: Mapped[dict[str, Any]]
+    dataset_id: Mapped[str] = mapped_column(String(40), index=True)
+    dataset_name: Mapped[str] = mapped_column(String(63))
+    adapter_name: Mapped[str] = mapped_column(String(63), index=True)
+    adapter_version: Mapped[int | None]
+    initial_adapter: Mapped[str | None] = mapped_column(String(63))
+    initial_version: Mapped[int | None]
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    state_since: Mapped[datetime]
+    priority: Mapped[int] = mapped_column(default=0)
+    step: Mapped[int] = mapped_column(default=0)
+    total_steps: Mapped[int | None]
+    epoch: Mapped[float | None]
+    loss: Mapped[float | None]
+    first_loss: Mapped[float | None]
+    eval_loss: Mapped[float | None]
+    tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    resumes: Mapped[int] = mapped_column(default=0)
+    stalls: Mapped[int] = mapped_column(default=0)
+    start_step: Mapped[int] = mapped_column(default=0)
+    error: Mapped[dict[str, Any] | None]
+    command: Mapped[str | None] = mapped_column(String(8))
+    command_at: Mapped[datetime | None]
+    command_token: Mapped[int | None]
+    engine_id: Mapped[str | None] = mapped_column(String(120))
+    token: Mapped[int | None]
+    checkpoint: Mapped[str | None] = mapped_column(String(4096))
+    checkpoint_step: Mapped[int | None]
+
+
+class JobEventRecord(Base):
+    """A transition (both states set) or a remark (none). `token`: the lease under which it happened, if any."""
+
+    __tablename__ = "job_events"
+    __table_args__ = (Index(None, "job_id", "id"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    time: Mapped[datetime]
+    kind: Mapped[str] = mapped_column(String(40))
+    from_state: Mapped[str | None] = mapped_column(String(16))
+    to_state: Mapped[str | None] = mapped_column(String(16))
+    token: Mapped[int | None]
+    message: Mapped[str] = mapped_column(Text, default="")
+
+
+class JobMetricRecord(Base):
+    """One optimizer step; a step that is done again after a resume replaces what it measured before."""
+
+    __tablename__ = "job_metrics"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    time: Mapped[datetime]
+    loss: Mapped[float | None]
+    eval_loss: Mapped[float | None]
+    learning_rate: Mapped[float | None]
+    grad_norm: Mapped[float | None]
+    tokens: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class JobLogRecord(Base):
+    __tablename__ = "job_logs"
+    __table_args__ = (Index(None, "job_id", "id"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    time: Mapped[datetime]
+    message: Mapped[str] = mapped_column(Text)
+
+
+def find(session: Session, job_id: str) -> JobRecord | None:
+    return session.scalar(select(JobRecord).where(JobRecord.id == job_id))
+
+
+def page(session: Session, limit: int, before: int | None, state: str | None) -> list[JobRecord]:
+    """Newest first, those with a `seq` below `before`, of one state or all."""
+    query = select(JobRecord).order_by(JobRecord.seq.desc()).limit(limit)
+    if before is not None:
+        query = query.where(JobRecord.seq < before)
+    if state is not None:
+        query = query.where(JobRecord.state == state)
+    return list(session.scalars(query))
+
+
+def in_states(session: Session, states: Collection[str]) -> list[JobRecord]:
+    """In the order of hand-out: the highest priority first, then the oldest."""
+    query = select(JobRecord).where(JobRecord.state.in_(states)).order_by(JobRecord.priority.desc(), JobRecord.seq)
+    return list(session.scalars(query))
+
+
+def counts(session: Session) -> dict[str, int]:
+    """Jobs per state, those of states that have any."""
+    rows = session.execute(select(JobRecord.state, func.count()).group_by(JobRecord.state))
+    return {row[0]: row[1] for row in rows}
+
+
+def open_with_dataset(session: Session, dataset_ids: Collection[str]) -> JobRecord | None:
+    """A job that has not ended and reads one of the data sets."""
+    query = select(JobRecord).where(JobRecord.dataset_id.in_(dataset_ids), JobRecord.state.not_in(TERMINAL))
+    return session.scalar(query.limit(1))
+
+
+def open_with_output(session: Session, adapter_name: str) -> JobRecord | None:
+    """A job that has not ended and will write the adapter."""
+    query = select(JobRecord).where(JobRecord.adapter_name == adapter_name, JobRecord.state.not_in(TERMINAL))
+    return session.scalar(query.limit(1))
+
+
+def open_with_initial(session: Session, adapter_name: str, version: int | None) -> JobRecord | None:
+    """A job that has not ended and starts from the adapter (from that version, or from any)."""
+    query = select(JobRecord).where(JobRecord.initial_adapter == adapter_name, JobRecord.state.not_in(TERMINAL))
+    if version is not None:
+        query = query.where(JobRecord.initial_version == version)
+    return session.scalar(query.limit(1))
+
+
+def events(session: Session, job_id: str, after: int, limit: int) -> list[JobEventRecord]:
+    query = select(JobEventRecord).where(JobEventRecord.job_id == job_id, JobEventRecord.id > after)
+    return list(session.scalars(query.order_by(JobEventRecord.id).limit(limit)))
+
+
+def metrics(session: Session, job_id: str, after: int, limit: int) -> list[JobMetricRecord]:
+    query = select(JobMetricRecord).where(JobMetricRecord.job_id == job_id, JobMetricRecord.step > after)
+    return list(session.scalars(query.order_by(JobMetricRecord.step).limit(limit)))
+
+
+def log(session: Session, job_id: str, after: int, limit: int) -> list[JobLogRecord]:
+    query = select(JobLogRecord).where(JobLogRecord.job_id == job_id, JobLogRecord.id > after)
+    return list(session.scalars(query.order_by(JobLogRecord.id).limit(limit)))
+
+
+def put_metric(session: Session, job_id: str, step: int, time: datetime, values: dict[str, Any]) -> None:
+    """Add to a step's row what is measured (not None); the row is made when it is the step's first."""
+    row = session.get(JobMetricRecord, (job_id, step))
+    if row is None:
+        row = JobMetricRecord(job_id=job_id, step=step, time=time)
+        session.add(row)
+    row.time = time
+    for name, value in values.items():
+        if value is not None:
+            setattr(row, name, value)
+
+
+def drop_metrics_after(session: Session, job_id: str, step: int) -> None:
+    """Forget steps beyond a checkpoint that the job goes back to."""
+    session.execute(delete(JobMetricRecord).where(JobMetricRecord.job_id == job_id, JobMetricRecord.step > step))
+
+
+def prune_logs(session: Session) -> None:
+    """Keep the newest lines of each job, so that a chatty one cannot fill the disk."""
+    totals = select(JobLogRecord.job_id).group_by(JobLogRecord.job_id).having(func.count() > _KEPT_LOG_LINES)
+    for job_id in session.scalars(totals).all():
+        newest = select(JobLogRecord.id).where(JobLogRecord.job_id == job_id)
+        keep_from = session.scalar(newest.order_by(JobLogRecord.id.desc()).offset(_KEPT_LOG_LINES).limit(1))
+        session.execute(delete(JobLogRecord).where(JobLogRecord.job_id == job_id, JobLogRecord.id <= keep_from))

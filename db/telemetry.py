@@ -1,0 +1,67 @@
+"""Telemetry by resolution: 1 s points and coarser ones made of them, each with the raw values it sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from db.base import Base
+
+
+class TelemetryRecord(Base):
+    """The interval of `resolution_s` seconds that starts at `time`: a `schemas.TelemetryPoint` and, packed by
+    `core.telemetry.interval`, the values it was computed from."""
+
+    __tablename__ = "telemetry"
+
+    resolution_s: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    time: Mapped[datetime] = mapped_column(primary_key=True)
+    point: Mapped[dict[str, Any]]
+    raw: Mapped[bytes]
+
+
+def put(session: Session, resolution_s: int, rows: Iterable[tuple[datetime, Mapping[str, Any], bytes]]) -> None:
+    """Write intervals; one that is there already is replaced."""
+    values = [
+        {"resolution_s": resolution_s, "time": time, "point": dict(point), "raw": raw} for time, point, raw in rows
+    ]
+    if not values:
+        return
+    dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
+    insert = dialect.insert(TelemetryRecord)
+    key = [TelemetryRecord.resolution_s, TelemetryRecord.time]
+    change = {"point": insert.excluded.point, "raw": insert.excluded.raw}
+    session.execute(insert.on_conflict_do_update(index_elements=key, set_=change), values)
+
+
+def between(
+    session: Session, resolution_s: int, start: datetime, end: datetime | None = None
+) -> list[TelemetryRecord]:
+    """Oldest first, start ≤ time < end."""
+    query = select(TelemetryRecord).where(TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start)
+    if end is not None:
+        query = query.where(TelemetryRecord.time < end)
+    return list(session.scalars(query.order_by(TelemetryRecord.time)))
+
+
+def first_time(session: Session, resolution_s: int, start: datetime | None = None) -> datetime | None:
+    """Of the oldest interval, at or after `start`."""
+    query = select(func.min(TelemetryRecord.time)).where(TelemetryRecord.resolution_s == resolution_s)
+    if start is not None:
+        query = query.where(TelemetryRecord.time >= start)
+    return session.scalar(query)
+
+
+def last_time(session: Session, resolution_s: int) -> datetime | None:
+    return session.scalar(select(func.max(TelemetryRecord.time)).where(TelemetryRecord.resolution_s == resolution_s))
+
+
+def drop_before(session: Session, resolution_s: int, time: datetime) -> None:
+    session.execute(
+        delete(TelemetryRecord).where(TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time < time)
+    )

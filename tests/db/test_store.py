@@ -1,0 +1,100 @@
+"""Two kinds of transaction: reads that cannot write, writes that come one after the other."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
+
+from db import jobs, leases
+from db.base import now
+from db.changes import ChangeRecord
+from db.store import Store
+
+
+def test_a_read_transaction_cannot_write(store: Store) -> None:
+    with pytest.raises(DBAPIError), store.read() as session:
+        session.execute(text("DELETE FROM jobs"))
+
+
+def test_a_connection_that_read_can_write_later(store: Store) -> None:
+    for _ in range(3):
+        with store.read() as session:
+            assert jobs.counts(session) == {}
+        with store.write() as session:
+            leases.next_token(session, "x", "me")
+
+
+def test_an_exception_rolls_everything_back(store: Store) -> None:
+    with pytest.raises(RuntimeError), store.write() as session:
+        leases.next_token(session, "x", "me")
+        session.flush()
+        raise RuntimeError
+    with store.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM leases")) == 0
+
+
+def test_read_then_write_from_many_threads_loses_no_update(store: Store) -> None:
+    """The pattern that fails at once in deferred SQLite transactions, whatever busy_timeout says."""
+
+    def bump() -> None:
+        for _ in range(20):
+            with store.write() as session:
+                leases.next_token(session, "counter", "anyone")
+
+    threads = [threading.Thread(target=bump) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with store.read() as session:
+        assert session.scalar(text("SELECT token FROM leases WHERE name = 'counter'")) == 160
+
+
+def test_listeners_hear_of_commits_only(store: Store) -> None:
+    heard: list[int] = []
+    store.on_commit(lambda: heard.append(1))
+    with pytest.raises(RuntimeError), store.write() as session:
+        leases.next_token(session, "x", "me")
+        raise RuntimeError
+    assert heard == []
+    with store.write() as session:
+        leases.next_token(session, "x", "me")
+    assert heard == [1]
+
+
+def test_foreign_keys_and_checks_are_enforced(store: Store) -> None:
+    with pytest.raises(IntegrityError), store.write() as session:
+        session.add(jobs.JobEventRecord(job_id="missing", time=now(), kind="x", message=""))
+    with pytest.raises(IntegrityError), store.write() as session:
+        session.execute(text("INSERT INTO engines VALUES ('e', 'dancing', '{}', '2026-01-01', '2026-01-01', 1, '[]')"))
+
+
+def test_times_come_back_in_utc_and_need_a_zone(store: Store) -> None:
+    time = datetime(2026, 3, 29, 2, 30, 0, 123456, tzinfo=UTC)
+    with store.write() as session:
+        session.add(ChangeRecord(time=time, topic="jobs", kind="x", ref=None, data={}))
+    with store.read() as session:
+        assert session.query(ChangeRecord).one().time == time
+    with pytest.raises(StatementError, match="no zone"), store.write() as session:
+        session.add(ChangeRecord(time=datetime(2026, 1, 1), topic="jobs", kind="x", ref=None, data={}))
+
+
+def test_a_lease_has_one_holder_and_a_token_that_grows(store: Store) -> None:
+    with store.write() as session:
+        first = leases.acquire(session, "dispatcher", "a", 60)
+        assert leases.acquire(session, "dispatcher", "b", 60) is None
+        assert leases.acquire(session, "dispatcher", "a", 60) == first
+        leases.release(session, "dispatcher", "b")
+        assert leases.acquire(session, "dispatcher", "b", 60) is None
+        leases.release(session, "dispatcher", "a")
+        second = leases.acquire(session, "dispatcher", "b", 0)
+        assert first is not None and second is not None and second > first
+        assert not leases.holds(session, "dispatcher", "a", first)
+    with store.write() as session:
+        third = leases.acquire(session, "dispatcher", "c", 60)
+        assert third is not None and third > second, "a lease that ran out may be taken"
+        assert not leases.holds(session, "dispatcher", "b", second)
