@@ -15,7 +15,9 @@ class LoraOptimizer:
     is fp32 the working copy is the master.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, weight_decay: float, max_grad_norm: float) -> None:
+    def __init__(
+        self, parameters: Mapping[str, torch.nn.Parameter], *, weight_decay: float, max_grad_norm: float
+    ) -> None:
         self._working = dict(parameters)
         self._max_grad_norm = max_grad_norm
         with torch.inference_mode(False):

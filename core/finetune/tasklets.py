@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from core.finetune.batch import PackedBatch
 from core.policy.types import TaskletKind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Tasklet(NamedTuple):
@@ -125,10 +127,12 @@ class MicroBatchRun:
             self._after_backward(index)
 
     def _random(self, layer: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._dropout is None else _seeded(self._dropout.of_layer(layer), self._batch.ids.device)
+        if self._dropout is None:
+            return nullcontext()
+        return _seeded(self._dropout.of_layer(layer), self._batch.ids.device)
 
 
-class _seeded(AbstractContextManager[None]):  # noqa: N801 - reads as the function it is
+class _seeded(AbstractContextManager[None]):
     """Run with torch's generators seeded, then put them back: sampling shares them in SGLang's process."""
 
     def __init__(self, seed: int, device: torch.device) -> None:

@@ -249,8 +249,8 @@ class Trainer:
         if not math.isfinite(loss):
             raise NotFinite(
                 "loss_not_finite",
-                f"the loss became {loss} at step {progress.step + 1}; lower learning_rate ({self.spec.learning_rate:g}) "
-                "or look at the rows",
+                f"the loss became {loss} at step {progress.step + 1}; lower learning_rate "
+                f"({self.spec.learning_rate:g}) or look at the rows",
                 "learning_rate",
             )
         norm = self._optimizer.step(rate)

@@ -33,8 +33,22 @@ class EngineEnd:
         self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED)
         self._socket.connect(url)
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def reconnected(self) -> bool:
+        """Whether the connection was made (again) since the last call: the moment to say hello."""
+        seen = False
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            seen = True
+        return seen
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """For a poller that should wake when a message comes."""
+        return self._socket
 
     def send(self, message: FromEngine) -> bool:
         """Queue a message; False when the queue is full (the peer has been away too long) and it was dropped."""
@@ -51,6 +65,9 @@ class EngineEnd:
         return self._decoder.decode(self._socket.recv())
 
     def close(self) -> None:
+        """Close; what is queued still goes out within a second."""
+        self._socket.disable_monitor()
+        self._monitor.close()
         self._socket.close()
 
 

@@ -1,0 +1,224 @@
+"""The finetune job that the engine holds: prepared and saved in a thread, paced by the scheduler's."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from core.errors import HarliError
+from core.finetune.trainer import Trainer
+from core.link.messages import JobSpec, JobUpdate
+from core.policy.types import JobView, TaskletKind
+
+logger = logging.getLogger(__name__)
+
+# More tasklets than ever fit between two steps.
+_LOOK_AHEAD = 64
+# Preparing runs Python beside decode; a short switch interval keeps decode's wait for the interpreter lock short.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+class JobRun:
+    """One job from `StartJob` to its last `JobUpdate`.
+
+    All methods belong to the scheduler's thread and return quickly; `prepare` builds the `Trainer` in a thread of the
+    run's own. A failure of any kind ends the job with a `failed` update and is never raised into the engine.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        spec: JobSpec,
+        token: int,
+        prepare: Callable[[], Trainer],
+        send: Callable[[JobUpdate], Any],
+    ) -> None:
+        self.spec = spec
+        self.token = token
+        self.ended = False
+        self._engine_id = engine_id
+        self._send = send
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="harli-job")
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        self._preparing: Future[Trainer] | None = self._pool.submit(prepare)
+        self._trainer: Trainer | None = None
+        self._checkpointed_step = 0
+        self._writing: list[tuple[Future[Path], Callable[[Path], None]]] = []
+        self._wish: Literal["pause", "save", "cancel"] | None = None
+        self._closing = False
+
+    # ---- what the policy sees ----------------------------------------------------------------------------------------
+
+    def view(self) -> JobView | None:
+        """The job for a policy; None while it has nothing to run (preparing, saving, ended)."""
+        if self._trainer is None or self._closing:
+            return None
+        return JobView(
+            job_id=self.spec.job_id,
+            tasklets=self._trainer.upcoming(_LOOK_AHEAD),
+            tenant=self.spec.tenant,
+            priority=self.spec.priority,
+            tokens_per_tasklet=self._trainer.tokens_per_tasklet,
+        )
+
+    def run_next(self) -> TaskletKind | None:
+        """Run one tasklet and report what it measured; None when it failed and the job is over."""
+        trainer = self._trainer
+        assert trainer is not None
+        try:
+            kind = trainer.run_next()
+            for metric in trainer.take_metrics():
+                self._report("metric", **metric._asdict())
+        except Exception as error:
+            self._fail(error)
+            return None
+        if kind == "optimizer" and trainer.progress.step - self._checkpointed_step >= self.spec.checkpoint_every:
+            self._checkpoint("checkpoint")
+        return kind
+
+    @property
+    def tokens_per_tasklet(self) -> float:
+        return self._trainer.tokens_per_tasklet if self._trainer is not None else 0.0
+
+    # ---- orders ------------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Checkpoint, free everything, report `paused`."""
+        self._wish = self._wish or "pause"
+
+    def stop(self, save: bool) -> None:
+        """End now: with the adapter as it stands, or with nothing."""
+        self._wish = "save" if save else "cancel"
+
+    def poll(self) -> None:
+        """Take up what threads finished and what was ordered; to be called between steps."""
+        if self.ended:
+            return
+        if self._preparing is not None and self._preparing.done():
+            self._take_up(self._preparing)
+        while self._writing and self._writing[0][0].done():
+            future, report = self._writing.pop(0)
+            try:
+                report(future.result())
+            except Exception as error:
+                self._fail(error)
+                return
+        if self._trainer is not None and not self._closing:
+            if self._wish is not None:
+                self._obey(self._wish)
+            elif self._trainer.done:
+                self._save("succeeded")
+
+    def interrupt(self) -> None:
+        """The engine stops: checkpoint now, report `interrupted`, wait until it is written."""
+        if self.ended:
+            return
+        if self._closing:  # already on its way out: let it finish
+            self._drain()
+        elif self._trainer is not None:
+            self._closing = True
+            self._checkpoint("interrupted")
+            self._drain()
+        else:
+            self._report("interrupted")
+            self._end()
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _take_up(self, preparing: Future[Trainer]) -> None:
+        self._preparing = None
+        sys.setswitchinterval(self._interval)
+        try:
+            self._trainer = preparing.result()
+        except Exception as error:
+            self._fail(error)
+            return
+        self._checkpointed_step = self._trainer.progress.step
+        self._report("started", total_steps=self._trainer.total_steps, step=self._trainer.progress.step)
+
+    def _obey(self, wish: Literal["pause", "save", "cancel"]) -> None:
+        if wish == "pause":
+            self._closing = True
+            self._checkpoint("paused")
+        elif wish == "save":
+            self._save("succeeded")
+        else:
+            self._report("cancelled")
+            self._end()
+
+    def _checkpoint(self, kind: Literal["checkpoint", "paused", "interrupted"]) -> None:
+        assert self._trainer is not None
+        snapshot = self._trainer.snapshot()
+        step = self._checkpointed_step = snapshot.progress.step
+
+        def report(path: Path) -> None:
+            self._report(kind, step=step, path=str(path))
+            if kind != "checkpoint":
+                self._end()
+
+        self._writing.append((self._pool.submit(snapshot.write, Path(self.spec.output_dir)), report))
+
+    def _save(self, kind: Literal["succeeded"]) -> None:
+        assert self._trainer is not None
+        self._closing = True
+        self._report("saving", step=self._trainer.progress.step)
+        snapshot = self._trainer.snapshot()
+
+        def write() -> Path:
+            folder = Path(self.spec.output_dir) / "adapter"
+            from core.intake import adapter
+
+            snapshot.save_adapter(folder)
+            adapter.normalise(folder)
+            return folder
+
+        def report(path: Path) -> None:
+            self._report(kind, step=snapshot.progress.step, path=str(path), tokens=snapshot.progress.tokens)
+            self._end()
+
+        self._writing.append((self._pool.submit(write), report))
+
+    def _drain(self) -> None:
+        while not self.ended and self._writing:
+            self._writing[0][0].exception()  # waits; the outcome is taken up by poll
+            self.poll()
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, HarliError):
+            code, message, param = error.code, error.message, error.param
+        elif isinstance(error, torch.OutOfMemoryError):
+            code, param = "out_of_memory", "micro_batch_tokens"
+            message = f"the device has no memory left for this job ({error}); lower micro_batch_tokens or the rank"
+        else:
+            code, message, param = "internal", f"{type(error).__name__}: {error}", None
+        logger.error("job %s failed: %s", self.spec.job_id, message, exc_info=error)
+        self._report("failed", code=code, message=message, param=param)
+        self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        sys.setswitchinterval(self._interval)
+        if self._trainer is not None:
+            self._trainer.close()
+            self._trainer = None
+        self._pool.shutdown(wait=False)
+
+    def _report(self, kind: Any, **fields: Any) -> None:
+        self._send(
+            JobUpdate(
+                engine_id=self._engine_id,
+                job_id=self.spec.job_id,
+                token=self.token,
+                time=time.time(),
+                kind=kind,
+                **fields,
+            )
+        )

@@ -1,0 +1,345 @@
+"""The co-location runtime: lives in SGLang's scheduler process, on the scheduler's own thread.
+
+It is told when steps begin and end and when the engine idles, asks the policy how much finetuning fits, runs the
+tasklets, and talks to the control plane over the link. It knows nothing of SGLang; `core.serving.attach` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from core.finetune.trainer import Trainer
+from core.link.messages import (
+    EngineNotice,
+    Goodbye,
+    Hello,
+    JobUpdate,
+    PauseJob,
+    SetTargets,
+    StartJob,
+    StopJob,
+    Target,
+    ToEngine,
+)
+from core.link.transport import EngineEnd
+from core.policy import bind
+from core.policy.types import WHOLE, StepPlan, StepState
+from core.predictor.moving import MovingPredictor
+from core.predictor.stale import MissWatch
+from core.runtime.clock import StepClock
+from core.runtime.job import JobRun
+from core.runtime.report import Interval
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 0.5
+_CALIBRATION_GAPS = 24
+
+
+class Load(NamedTuple):
+    """The engine between two steps. kv_*: tokens; prefill_waiting: prompt tokens that wait for prefill."""
+
+    running: Sequence[str]
+    waiting: int
+    prefill_waiting: int
+    kv_tokens: int
+    max_kv: int
+    kv_used: int
+    kv_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the runtime needs of the engine: who it is, where finetuning runs, how a job's trainer is built."""
+
+    hello: Hello
+    device: torch.device
+    prepare: Callable[[StartJob], Trainer]
+
+
+class Runtime:
+    """Glue between the engine's steps, the policy, the job and the link. Single-threaded.
+
+    Requests whose id begins with `calibration_prefix` are the engine's own, sent at start to measure the solo step;
+    they count as nobody's latency, and the engine is announced when `finish_calibration` says that they are through.
+    """
+
+    def __init__(
+        self, engine: Prepared, link: EngineEnd, *, policy: str, margin: float, calibration_prefix: str
+    ) -> None:
+        self._engine = engine
+        self._link = link
+        self._policy_name = policy
+        self._policy = bind(policy)
+        self._memory = self._policy.MEMORY
+        self._margin = margin
+        self._calibration_prefix = calibration_prefix
+        self._predictor = MovingPredictor()
+        self._guard = MissWatch(misses=4, steps=20, clean=40)
+        self._clock = StepClock()
+        self._targets: tuple[Target, ...] = ()
+        self._targets_version = 0
+        self._job: JobRun | None = None
+        self._calibration: list[float] | None = []
+        self._solo_itl_ms: float | None = None
+        now = time.perf_counter()
+        self._interval = Interval(now)
+        self._step_began = now
+        self._last_decode_end: float | None = None
+        self._tasklet_s = 0.0  # finetune time since the last decode step ended
+        self._load = Load((), 0, 0, 0, 0, 0, 0)
+        self.closed = False
+
+    # ---- told by the engine ------------------------------------------------------------------------------------------
+
+    def step_begins(self) -> None:
+        """A batch is about to be launched."""
+        self._step_began = time.perf_counter()
+
+    def prefill_ended(self, first_tokens: Sequence[tuple[str, float]], load: Load) -> None:
+        """A prefill step's result is in; (request, `time.perf_counter` of its arrival) got their first token."""
+        now = time.perf_counter()
+        self._load = load
+        self._interval.decode_s += now - self._step_began
+        self._clock.prefill(now, [r for r in first_tokens if not r[0].startswith(self._calibration_prefix)])
+        self._last_decode_end = None
+        self._between_steps(now)
+
+    def decode_ended(self, requests: Sequence[tuple[str, bool]], load: Load) -> None:
+        """A decode step's result is in; (request, whether it finished) got a token. Runs what fits behind the step."""
+        now = time.perf_counter()
+        self._load = load
+        batch = len(requests)
+        step_ms = self._measure(now, batch)
+        self._interval.decode_steps += 1
+        self._interval.decode_tokens += batch
+        self._interval.decode_s += now - self._step_began
+        self._predictor.observe_step(WHOLE, batch, load.kv_tokens, step_ms, max_kv=load.max_kv)
+        if requests and requests[0][0].startswith(self._calibration_prefix):
+            self._calibrate(step_ms)
+        else:
+            gap = self._clock.decode(now, requests)
+            self._watch(gap)
+        self._last_decode_end, self._tasklet_s = now, 0.0
+        self._between_steps(now)
+        if load.running:
+            self._run(self._plan(now))
+
+    def idle(self, load: Load) -> bool:
+        """The engine has nothing to decode. True when finetuning ran, so that the engine should not sleep."""
+        now = time.perf_counter()
+        self._load = load
+        self._last_decode_end = None
+        self._between_steps(now)
+        self._clock.keep(())
+        view = self._job.view() if self._job is not None else None
+        if view is None:
+            return self._job is not None
+        return self._run(self._plan(now)) > 0
+
+    def finish_calibration(self) -> None:
+        """No calibration request will follow: the engine is ready to be announced."""
+        if self._calibration is not None:
+            if len(self._calibration) >= _CALIBRATION_GAPS // 2:
+                self._solo_itl_ms = median(self._calibration)
+            self._calibration = None
+            self._link.reconnected()
+            self._say_hello()
+
+    def close(self) -> None:
+        """Checkpoint what runs, say goodbye. Called once, on the way out."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._job is not None:
+            self._job.interrupt()
+        self._link.send(Goodbye(engine_id=self._engine.hello.engine_id))
+        self._link.close()
+
+    # ---- between steps -----------------------------------------------------------------------------------------------
+
+    def _between_steps(self, now: float) -> None:
+        if self._calibration is None:
+            if self._link.reconnected():
+                self._say_hello()
+            while (message := self._link.receive()) is not None:
+                self._obey(message)
+        if self._job is not None:
+            self._job.poll()
+            if self._job.ended:
+                self._job = None
+                self._predictor.forget_tasklets()
+        if now - self._interval.started >= REPORT_INTERVAL_S and self._calibration is None:
+            self._report(now)
+
+    def _plan(self, now: float) -> StepPlan:
+        """The policy's plan for the time until the next decode step's result."""
+        view = self._job.view() if self._job is not None else None
+        if view is None:
+            return StepPlan(reason="no job")
+        load = self._load
+        if self._guard.reason:
+            return StepPlan(pause=True, reason=f"guard: {self._guard.reason}")
+        state = StepState(
+            batch=len(load.running),
+            padded=len(load.running),
+            kv_tokens=load.kv_tokens,
+            max_kv=load.max_kv,
+            waiting=load.waiting,
+            prefill_waiting=load.prefill_waiting,
+            slack_ms=self._slack(now) if load.running else (),
+            inflight_ms=0.0,
+            jobs=(view,),
+        )
+        plan, self._memory = self._policy.plan(state, self._predictor, self._memory)
+        return plan
+
+    def _slack(self, now: float) -> tuple[float, ...]:
+        """For each target the ms that the gap to the next token may take, margin off."""
+        share = 1.0 - self._margin
+        slack = []
+        for target in self._targets:
+            if target.kind == "itl":
+                slack.append(target.ms * share)
+            elif target.kind == "tpot":
+                slack.append(self._clock.tpot_slack_ms(target.ms * share, self._load.running, now))
+        return tuple(slack)
+
+    def _run(self, plan: StepPlan) -> int:
+        """Run a plan's tasklets; returns how many ran."""
+        self._interval.last_plan = plan
+        ran = 0
+        job = self._job
+        for _ in range(plan.after if job is not None else 0):
+            assert job is not None
+            tokens = job.tokens_per_tasklet
+            began = time.perf_counter()
+            kind = job.run_next()
+            if self._engine.device.type == "cuda":
+                torch.cuda.synchronize(self._engine.device)
+            seconds = time.perf_counter() - began
+            self._tasklet_s += seconds
+            self._interval.finetune_s += seconds
+            if kind is None:
+                break
+            ran += 1
+            self._interval.finetune_tokens += tokens
+            self._predictor.observe_tasklet(WHOLE, kind, seconds * 1e3)
+        self._interval.tasklets += ran
+        if self._load.running:
+            self._interval.after += ran
+        return ran
+
+    def _measure(self, now: float, batch: int) -> float:
+        """The step's own ms: since the last one's end less what finetuning took in between, else since its launch."""
+        if self._last_decode_end is None:
+            return (now - self._step_began) * 1e3
+        return (now - self._last_decode_end - self._tasklet_s) * 1e3
+
+    def _watch(self, gap_ms: float | None) -> None:
+        """The guard: gaps over the tightest ITL target pause finetuning whatever the policy says."""
+        limits = [target.ms for target in self._targets if target.kind == "itl"]
+        if gap_ms is None or not limits:
+            return
+        if self._guard.see(gap_ms > min(limits)) and self._job is not None:
+            self._notice("warning", "guard", f"finetuning paused: gaps over {min(limits):g} ms; {self._guard.reason}")
+
+    # ---- start-up ----------------------------------------------------------------------------------------------------
+
+    def _calibrate(self, step_ms: float) -> None:
+        if self._calibration is not None:
+            self._calibration.append(step_ms)
+
+    def _say_hello(self) -> None:
+        job = self._job
+        hello = self._engine.hello
+        self._link.send(
+            Hello(
+                **{name: getattr(hello, name) for name in hello.__struct_fields__ if name not in _LIVE_FIELDS},
+                solo_itl_ms=self._solo_itl_ms,
+                running_job=job.spec.job_id if job is not None else None,
+                running_token=job.token if job is not None else None,
+            )
+        )
+
+    # ---- link --------------------------------------------------------------------------------------------------------
+
+    def _obey(self, message: ToEngine) -> None:
+        if isinstance(message, SetTargets):
+            self._targets, self._targets_version = message.targets, message.version
+            return
+        if isinstance(message, StartJob):
+            self._start(message)
+            return
+        job = self._job
+        if job is None or (job.spec.job_id, job.token) != (message.job_id, message.token):
+            self._notice("warning", "unknown_job", f"job {message.job_id} is not held under token {message.token}")
+        elif isinstance(message, PauseJob):
+            job.pause()
+        elif isinstance(message, StopJob):
+            job.stop(message.save)
+
+    def _start(self, message: StartJob) -> None:
+        engine_id = self._engine.hello.engine_id
+        if self._job is not None:
+            if self._job.spec.job_id == message.spec.job_id:
+                self._job.token = message.token
+                return
+            self._link.send(
+                JobUpdate(
+                    engine_id=engine_id,
+                    job_id=message.spec.job_id,
+                    token=message.token,
+                    time=time.time(),
+                    kind="failed",
+                    code="engine_busy",
+                    message=f"the engine still runs job {self._job.spec.job_id}; submit again when it has ended",
+                )
+            )
+            return
+        prepare = self._engine.prepare
+        self._job = JobRun(engine_id, message.spec, message.token, lambda: prepare(message), self._link.send)
+
+    def _notice(self, level: str, code: str, text: str) -> None:
+        self._link.send(
+            EngineNotice(
+                engine_id=self._engine.hello.engine_id,
+                time=time.time(),
+                level=level,  # type: ignore[arg-type]
+                code=code,
+                message=text,
+            )
+        )
+
+    def _report(self, now: float) -> None:
+        load = self._load
+        predicted = self._predictor.decode_ms(WHOLE, max(len(load.running), 1), load.kv_tokens)
+        plan = self._interval.last_plan
+        self._link.send(
+            self._interval.telemetry(
+                now,
+                engine_id=self._engine.hello.engine_id,
+                device=self._engine.device,
+                policy=self._policy_name,
+                latencies=self._clock.take(),
+                running=len(load.running),
+                waiting=load.waiting,
+                kv_used=load.kv_used,
+                kv_total=load.kv_total,
+                predicted_step_ms=predicted if isfinite(predicted) else None,
+                targets_version=self._targets_version,
+                paused_reason=plan.reason if plan.pause else None,
+            )
+        )
+        self._interval = Interval(now, last_plan=plan)
+
+
+_LIVE_FIELDS = {"solo_itl_ms", "running_job", "running_token"}

@@ -1,0 +1,26 @@
+"""``python -m core.serving``: the engine in the foreground, with the settings of the environment and harli.toml."""
+
+from __future__ import annotations
+
+import sys
+
+from core.config import Settings
+from core.errors import HarliError
+
+
+def main() -> int:
+    """Exit status 1 with one line of text when the engine cannot start."""
+    from core.serving.launch import serve
+    from core.serving.model_folder import ensure
+
+    settings = Settings()
+    try:
+        serve(settings, ensure(settings), say=lambda text: print(text, flush=True))
+    except HarliError as error:
+        print(f"error: {error.message} [{error.code}]", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""The runtime inside SGLang's scheduler: what of the scheduler it reads, and how a job's trainer is built there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.config import Settings
+from core.errors import Invalid
+from core.finetune.trainer import Trainer
+from core.finetune.views import shared_model
+from core.intake import packing
+from core.intake import tokenizer as intake_tokenizer
+from core.link.messages import Hello, StartJob
+from core.link.transport import EngineEnd
+from core.runtime.runtime import Load, Prepared, Runtime
+from core.serving import activation
+from core.serving.plugin import ENGINE_ID
+from core.serving.versions import versions
+
+_HEALTH_CHECK = "HEALTH_CHECK"
+
+
+class Attachment:
+    """Binds a `Runtime` to one SGLang scheduler (0.5.16) and translates between the two."""
+
+    def __init__(self, scheduler: Any) -> None:
+        settings = Settings()
+        arguments = scheduler.server_args
+        if arguments.tp_size != 1 or arguments.pp_size != 1:
+            raise Invalid(
+                "tensor_parallel",
+                f"co-location needs the whole model on one device, not tensor parallel {arguments.tp_size} × pipeline "
+                f"parallel {arguments.pp_size}; start one engine per GPU",
+                "engine",
+            )
+        self._scheduler = scheduler
+        model = scheduler.tp_worker.model_runner.model
+        model_path = Path(arguments.model_path)
+        self._shared = shared_model(model, model_path)
+        self._model_path = model_path
+        self._chunk = settings.finetune.loss_chunk_tokens
+        device = self._shared.model.embed_tokens.weight.device
+        hello = self._hello(settings, device)
+        link = EngineEnd(settings.resolved_link_url, hello.engine_id)
+        self.runtime = Runtime(
+            Prepared(hello=hello, device=device, prepare=self._prepare),
+            link,
+            policy=settings.finetune.policy,
+            margin=settings.finetune.margin,
+            calibration_prefix=activation.CALIBRATION_PREFIX,
+        )
+        if scheduler.idle_sleeper is not None:
+            # An idle scheduler sleeps until one of its sockets has something; orders from the link count too.
+            scheduler.idle_sleeper.poller.register(link.socket)
+        signal.signal(signal.SIGTERM, self._leave)
+        activation.report(settings.data_dir, hello)
+
+    # ---- step path ---------------------------------------------------------------------------------------------------
+
+    def step_ended(self, batch: Any) -> None:
+        """A batch's result has been processed and its tokens sent on."""
+        mode = batch.forward_mode
+        if mode.is_decode():
+            self.runtime.decode_ended([(r.rid, r.finished()) for r in batch.reqs if not r.is_retracted], self._load())
+        elif mode.is_extend():
+            first = [
+                (r.rid, r.time_stats.scheduler_recv_time)
+                for r in batch.reqs
+                if len(r.output_ids) == 1 and not r.rid.startswith(_HEALTH_CHECK)
+            ]
+            self.runtime.prefill_ended(first, self._load())
+            if any(rid == activation.CALIBRATION_END for rid, _ in first):
+                self.runtime.finish_calibration()
+
+    def idle(self) -> bool:
+        """Nothing is to be launched; True when finetuning took the time."""
+        return self._scheduler.is_fully_idle() and self.runtime.idle(self._load())
+
+    def _load(self) -> Load:
+        scheduler = self._scheduler
+        running = [r for r in scheduler.running_batch.reqs if not r.finished()]
+        lengths = [len(r.origin_input_ids) + len(r.output_ids) for r in running]
+        total = scheduler.max_total_num_tokens
+        free = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
+        return Load(
+            running=[r.rid for r in running],
+            waiting=len(scheduler.waiting_queue),
+            prefill_waiting=sum(len(r.origin_input_ids) for r in scheduler.waiting_queue),
+            kv_tokens=sum(lengths),
+            max_kv=max(lengths, default=0),
+            kv_used=total - free,
+            kv_total=total,
+        )
+
+    # ---- jobs --------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, order: StartJob) -> Trainer:
+        """Runs in the job's thread: read and tokenise the rows, wrap the model."""
+        spec = order.spec
+        path = Path(spec.dataset_path)
+        rows = packing.load_encoded(path, intake_tokenizer.load(self._model_path))
+        for index, row in enumerate(rows):
+            if len(row.ids) > spec.sequence_length:
+                raise Invalid(
+                    "row_too_long",
+                    f"row {index} has {len(row.ids)} tokens, the job's sequence_length is {spec.sequence_length}; "
+                    "raise it (and micro_batch_tokens) or shorten the row",
+                    "sequence_length",
+                )
+        return Trainer(
+            self._shared,
+            spec,
+            rows,
+            loss_chunk_tokens=self._chunk,
+            base_name=self._model_path.name,
+            resume_from=Path(order.resume_from) if order.resume_from else None,
+        )
+
+    # ---- start and end -----------------------------------------------------------------------------------------------
+
+    def _hello(self, settings: Settings, device: torch.device) -> Hello:
+        scheduler, arguments = self._scheduler, self._scheduler.server_args
+        cuda = device.type == "cuda"
+        return Hello(
+            engine_id=os.environ[ENGINE_ID],
+            pid=os.getpid(),
+            http_url=settings.engine_url,
+            model=arguments.served_model_name,
+            model_path=str(self._model_path),
+            device=device.type,
+            device_name=torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
+            dtype=str(self._shared.dtype).removeprefix("torch."),
+            parameters=sum(p.numel() for p in self._shared.parameters()),
+            versions=versions(),
+            max_lora_rank=arguments.max_lora_rank,
+            lora_modules=tuple(sorted(arguments.lora_target_modules)),
+            kv_tokens=scheduler.max_total_num_tokens,
+            max_running_requests=scheduler.max_running_requests,
+            partitions=("whole",),
+        )
+
+    def _leave(self, signum: int, frame: Any) -> None:
+        """SIGTERM: the event loop ends after the step that runs now, and the runtime closes behind it."""
+        self._scheduler.gracefully_exit = True
+

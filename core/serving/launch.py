@@ -1,0 +1,175 @@
+"""Start SGLang with the runtime inside, on a GPU or a CPU.
+
+The process that calls `serve` becomes SGLang's HTTP server (OpenAI-compatible, on the engine's port); scheduler and
+detokenizer are its children. When it is up, `serve` checks that the plugin took hold, measures the solo step time with
+a few requests of its own, and only then is the engine announced to the control plane.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psutil
+
+from core.config import EngineSettings, Settings
+from core.errors import Invalid
+from core.serving import activation
+from core.serving.plugin import ENGINE_ID
+from core.serving.versions import require_sglang
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+EXIT_NOT_ACTIVE = 3
+_STOP_TIMEOUT_S = 25.0
+_CALIBRATION_BATCH = 4
+_CALIBRATION_TOKENS = 26
+
+
+def serve(settings: Settings, model_path: Path, say: Callable[[str], None] = print) -> None:
+    """Serve `model_path` until SIGTERM. Raises `Unavailable`/`Invalid` before anything starts when that cannot work."""
+    require_sglang()
+    device = resolve_device(settings.engine.device)
+    os.environ[ENGINE_ID] = f"engine-{uuid.uuid4().hex[:8]}"
+    _environment(device, settings.engine)
+    # Behind the environment: both read it while they are imported.
+    from core.serving import processes  # isort: split
+    from sglang.srt.entrypoints.http_server import launch_server
+
+    launch_server(
+        server_arguments(settings, model_path, device),
+        run_scheduler_process_func=processes.run_scheduler,
+        run_detokenizer_process_func=processes.run_detokenizer,
+        launch_callback=lambda: _when_up(settings, say),
+    )
+
+
+def resolve_device(wanted: str) -> str:
+    """``cuda`` or ``cpu``; raises `Invalid` when a GPU is asked for and torch sees none."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if wanted == "auto":
+        return "cuda" if available else "cpu"
+    if wanted == "cuda" and not available:
+        raise Invalid(
+            "no_gpu",
+            f"engine.device is cuda, but torch {torch.__version__} sees no GPU; install requirements/cuda.lock and the "
+            "NVIDIA driver, or set HARLI_ENGINE__DEVICE=cpu",
+            "engine.device",
+        )
+    return wanted
+
+
+def server_arguments(settings: Settings, model_path: Path, device: str) -> ServerArgs:
+    """SGLang's arguments for the device."""
+    from sglang.srt.server_args import ServerArgs
+
+    engine = settings.engine
+    cpu = device == "cpu"
+    arguments: dict[str, Any] = {
+        "model_path": str(model_path),
+        "served_model_name": model_path.name,
+        "host": settings.host,
+        "port": settings.engine_port,
+        "device": device,
+        "dtype": engine.dtype if engine.dtype != "auto" else ("float32" if cpu else "bfloat16"),
+        "max_running_requests": engine.max_running_requests,
+        "max_total_tokens": engine.max_total_tokens or (16_384 if cpu else None),
+        "mem_fraction_static": engine.mem_fraction_static or (0.15 if cpu else None),
+        "enable_lora": True,
+        "max_lora_rank": engine.max_lora_rank,
+        "max_loras_per_batch": engine.max_loras_per_batch,
+        "lora_target_modules": list(LORA_MODULES),
+        "sleep_on_idle": True,
+        "log_level": "warning",
+        # Finetuning runs between a step's result and the next launch; with the overlap scheduler the next step would
+        # already be on the device.
+        "disable_overlap_schedule": True,
+    }
+    if engine.attention_backend:
+        arguments["attention_backend"] = engine.attention_backend
+    if cpu:
+        arguments |= {
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "grammar_backend": "none",
+            "disable_cuda_graph": True,
+            "lora_backend": "torch_native",
+            # A prefill stalls every stream for its whole length, and a CPU takes about a millisecond a token.
+            "chunked_prefill_size": 256,
+        }
+    return ServerArgs(**{name: value for name, value in arguments.items() if value is not None})
+
+
+def stop_engine(manager: Any) -> None:
+    """End SGLang in order: the scheduler first (its runtime checkpoints), then everything else. Does not return to the
+    event loop's caller: the process exits from a thread."""
+
+    def stop() -> None:
+        from sglang.srt.utils.cudacore_pyspy_dump_utils import collect_scheduler_processes
+
+        if manager._subprocess_watchdog is not None:
+            manager._subprocess_watchdog.stop()
+        schedulers = collect_scheduler_processes()
+        for process in schedulers:
+            process.send_signal(signal.SIGTERM)
+        psutil.wait_procs(schedulers, timeout=_STOP_TIMEOUT_S)
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        os._exit(0)
+
+    manager.gracefully_exit = True
+    threading.Thread(target=stop, name="harli-stop").start()
+
+
+def _environment(device: str, engine: EngineSettings) -> None:
+    """What SGLang and torch read from the environment; children inherit it."""
+    os.environ["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"  # health checks must not cost decode a prefill each
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if wanted := os.environ.get("SGLANG_PLUGINS"):
+        os.environ["SGLANG_PLUGINS"] = f"{wanted},harli"
+    if engine.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(engine.threads)
+    if device == "cpu":
+        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"
+        # Spinning threads would starve the other processes of a small host.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _when_up(settings: Settings, say: Callable[[str], None]) -> None:
+    """SGLang answers: make sure that the runtime is inside, then let it measure the solo step."""
+    engine_id = os.environ[ENGINE_ID]
+    hello = activation.take(settings.data_dir, engine_id)
+    if hello is None:
+        say(
+            "error: SGLang runs without Harli's runtime: its plugin 'harli' (entry point sglang.srt.plugins) is not "
+            "installed or failed, see the log above; install the project with `pip install -e .` [runtime_not_active]"
+        )
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    say(f"engine {engine_id}: {hello.model} ({hello.dtype}) on {hello.device_name} at {settings.engine_url}")
+    with httpx.Client(base_url=settings.engine_url, timeout=120.0) as http:
+        rids = [f"{activation.CALIBRATION_PREFIX}{n}" for n in range(_CALIBRATION_BATCH)]
+        http.post("/generate", json=_generate(rids, _CALIBRATION_TOKENS))
+        http.post("/generate", json=_generate([activation.CALIBRATION_END], 1))
+    say("ready")
+
+
+def _generate(rids: list[str], tokens: int) -> dict[str, Any]:
+    """A request of SGLang's native API; distinct prompts, so that the prefix cache does not join them."""
+    return {
+        "rid": rids,
+        "input_ids": [[100 + 7 * n + k for k in range(16)] for n, _ in enumerate(rids)],
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True},
+    }

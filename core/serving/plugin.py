@@ -1,0 +1,93 @@
+"""Harli's SGLang plugin (entry point group ``sglang.srt.plugins``): the hooks that bring the runtime in.
+
+Inert in any SGLang that Harli did not start: without `ENGINE_ID` in the environment nothing is registered. SGLang logs
+and swallows a plugin's errors, so the launcher checks afterwards that the runtime reported itself (`activation`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+ENGINE_ID = "HARLI_ENGINE_ID"
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_OPENAI = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase"
+_SIGNALS = "sglang.srt.managers.tokenizer_manager.SignalHandler"
+
+
+def register() -> None:
+    """Called by SGLang in each of its processes."""
+    if ENGINE_ID not in os.environ:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from core.serving.versions import require_sglang
+
+    require_sglang()
+    around = HookType.AROUND
+    HookRegistry.register(f"{_SCHEDULER}.run_event_loop", _run_event_loop, around)
+    HookRegistry.register(f"{_SCHEDULER}.run_batch", _run_batch, around)
+    HookRegistry.register(f"{_SCHEDULER}.process_batch_result", _process_batch_result, around)
+    HookRegistry.register(f"{_SCHEDULER}.on_idle", _on_idle, around)
+    HookRegistry.register(f"{_OPENAI}._parse_model_parameter", _parse_model_parameter, around)
+    HookRegistry.register(f"{_SIGNALS}.sigterm_handler", _sigterm, HookType.REPLACE)
+
+
+# ---- scheduler process -----------------------------------------------------------------------------------------------
+
+
+def _run_event_loop(original: Callable[[Any], None], scheduler: Any) -> None:
+    from core.serving.attach import Attachment
+
+    scheduler.harli = attachment = Attachment(scheduler)
+    try:
+        original(scheduler)
+    finally:
+        attachment.runtime.close()
+
+
+def _run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    scheduler.harli.runtime.step_begins()
+    return original(scheduler, batch, *args, **kwargs)
+
+
+def _process_batch_result(original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> None:
+    original(scheduler, batch, result)
+    scheduler.harli.step_ended(batch)
+
+
+def _on_idle(original: Callable[[Any], None], scheduler: Any) -> None:
+    if not scheduler.harli.idle():
+        original(scheduler)
+
+
+# ---- HTTP process ----------------------------------------------------------------------------------------------------
+
+
+def _parse_model_parameter(original: Callable[..., Any], serving: Any, model: str) -> tuple[str, str | None]:
+    """Lets a request name an adapter as its model, as OpenAI clients do, and refuses a model that is not there."""
+    from fastapi import HTTPException
+
+    base, adapter = original(serving, model)
+    manager = serving.tokenizer_manager
+    served = manager.served_model_name
+    adapters = manager.lora_registry.get_all_adapters() if manager.server_args.enable_lora else {}
+    names = {reference.lora_name for reference in adapters.values()}
+    if adapter is None and base in names:
+        base, adapter = served, base
+    # SGLang's own default for a request that names no model.
+    if base not in {served, "default"} or (adapter is not None and adapter not in names):
+        raise HTTPException(
+            status_code=404,
+            detail=f"model {model!r} is not served here; there are {', '.join([served, *sorted(names)])}",
+        )
+    return base, adapter
+
+
+def _sigterm(handler: Any, signum: int | None = None, frame: Any = None) -> None:
+    """SGLang would wait for every stream to end first; a finetune job's checkpoint comes before that."""
+    from core.serving.launch import stop_engine
+
+    stop_engine(handler.tokenizer_manager)
