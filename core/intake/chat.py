@@ -171,7 +171,11 @@ def _cut_as_served(tokenizer: Tokenizer, text: str, start: int, tokens: Tokens) 
 
 
 def _encode_in_pieces(tokenizer: Tokenizer, text: str, cuts: Sequence[int]) -> Tokens:
-    """Tokens with a boundary at every cut, for an answer that begins with something its prompt would swallow."""
+    """Tokens with a boundary at every cut, for an answer that begins with something its prompt would swallow.
+
+    Each answer then follows the very tokens that end its prompt at the server; an earlier answer of the same chat keeps
+    the tokens in which it was generated.
+    """
     edges = [0, *cuts, len(text)]
     spans: list[Span] = list(pairwise(edges))
     pieces = tokenizer.encode([text[begin:end] for begin, end in spans])

@@ -11,6 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 TEXTS = [
     "Where does the river go? It runs down to the sea, past the mill and the old bridge.",
     "A question and an answer; a number such as 1024, a list: one, two, three.\n\nNew paragraph.",
+    # White space often enough to become tokens of its own, which a prompt's end and an answer's beginning can share.
+    "verse\n  one\n  two\n\n\n  three\n\n  four\n\n" * 8,
     "user assistant system model instruction response think",
 ]
 

@@ -59,11 +59,10 @@ def test_answers_are_trained_with_the_token_that_ends_them(
     assert trained_texts(tok, row) == expected
 
 
-@pytest.mark.parametrize("name", ["chatml", "headers", "brackets", "model_turns", "reasoning"])
+@pytest.mark.parametrize("name", ["chatml", "brackets", "model_turns", "reasoning"])
 def test_the_tokens_before_an_answer_are_those_that_the_server_makes_of_its_prompt(
     folders: dict[str, Path], name: str
 ) -> None:
-    # (headers: two line breaks are one token at a text's end and two before a letter.)
     tok = tokenizer.load(folders[name])
     messages = dialogue("Where does it go?", "To the sea.", "Which way?", "Past the mill.")
     row = chat.encode(tok, messages)
@@ -71,6 +70,18 @@ def test_the_tokens_before_an_answer_are_those_that_the_server_makes_of_its_prom
     for start, before in zip(starts, (1, 3), strict=True):
         prompt = tok.render(messages[:before], generation_prompt=True)
         assert row.ids[:start].tolist() == tok.encode([prompt])[0].ids.tolist()
+
+
+def test_a_prompt_whose_last_token_depends_on_what_follows_is_cut_as_the_server_cuts_it(
+    folders: dict[str, Path],
+) -> None:
+    # Two line breaks are one token at a text's end and two before a letter.
+    tok = tokenizer.load(folders["headers"])
+    messages = dialogue("Where does it go?", "To the sea.")
+    row = chat.encode(tok, messages)
+    prompt = tok.encode([tok.render(messages[:1], generation_prompt=True)])[0].ids.tolist()
+    assert row.ids[: len(prompt)].tolist() == prompt
+    assert tok.encode([tok.render(messages)])[0].ids[: len(prompt)].tolist() != prompt
 
 
 def test_rows_of_a_batch_are_encoded_as_each_alone(folders: dict[str, Path]) -> None:
