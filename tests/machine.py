@@ -30,10 +30,8 @@ def postgres() -> Path | None:
 
 
 def _lacking() -> dict[str, str]:
-    import torch
-
     lacking = {}
-    if not torch.cuda.is_available():
+    if shutil.which("nvidia-smi") is None:
         lacking["gpu"] = "no NVIDIA GPU; run `make test-gpu` on a machine with one"
     if chromium() is None:
         lacking["browser"] = f"no Chromium; {_REMEDY}"

@@ -1,0 +1,330 @@
+"""`harli up`'s supervisor, with small programs for parts: it starts, heals and ends a group and leaves no orphans."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from core.config import EngineSettings, Settings
+from core.errors import Conflict, HarliError, Invalid
+from core.supervise import Spec, check_ports, hold, specs
+
+# Builds parts from JSON and runs them as `harli up` does.
+GROUP = """
+import json, sys
+from pathlib import Path
+from core.config import EngineSettings, Settings
+from core.display import Display
+from core.errors import HarliError
+from core.supervise import Spec, Supervisor, hold
+
+data_dir = Path(sys.argv[1])
+parts = []
+for part in json.loads(sys.argv[2]):
+    flag = part.pop("flag")
+    parts.append(Spec(ready=lambda http, flag=flag: Path(flag).exists(), **part))
+try:
+    with hold(data_dir):
+        Supervisor(data_dir, parts, Display(Settings(data_dir=data_dir))).run()
+except HarliError as error:
+    sys.exit(f"error: {error.message} [{error.code}]")
+"""
+# Announces itself, has a child of its own, and notes how it ended.
+PART = """
+import signal, subprocess, sys, time
+from pathlib import Path
+
+folder, name = Path(sys.argv[1]), sys.argv[2]
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+def stop(*_):
+    with (folder / "ended").open("a") as file:
+        file.write(name + "\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+with (folder / "started").open("a") as file:
+    file.write(f"{name} {time.monotonic()} {child.pid}\\n")
+(folder / name).touch()
+time.sleep(600)
+"""
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 15.0) -> Any:
+    """The first true value of `condition`, asked for at most `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return value
+
+
+def lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@dataclass
+class Group:
+    """A supervisor under test and what it left in its folder."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+    seen: set[int] = field(default_factory=set)
+
+    def parts(self) -> dict[str, dict[str, Any]]:
+        path = self.folder / "run" / "parts.json"
+        return {part["name"]: part for part in json.loads(path.read_text())} if path.exists() else {}
+
+    def states(self) -> dict[str, str]:
+        return {name: part["state"] for name, part in self.parts().items()}
+
+    def ready(self) -> bool:
+        self.seen |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+        states = self.states()
+        return bool(states) and set(states.values()) == {"ready"}
+
+    def started(self, name: str) -> list[list[str]]:
+        lines = [line.split() for line in (self.folder / "started").read_text().splitlines()]
+        return [line for line in lines if line[0] == name]
+
+    def starts(self, name: str) -> list[float]:
+        return [float(line[1]) for line in self.started(name)]
+
+    def end(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 20.0) -> str:
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=timeout_s)[0]
+
+    def orphans(self) -> list[int]:
+        return [pid for pid in self.seen if lives(pid)]
+
+
+Start = Callable[..., Group]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a group of the given parts in a folder of its own; kills it at the end if it still runs."""
+    groups: list[Group] = []
+
+    def run(*parts: dict[str, Any]) -> Group:
+        command = [sys.executable, "-c", GROUP, str(tmp_path), json.dumps(parts)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        groups.append(Group(tmp_path, process))
+        return groups[-1]
+
+    yield run
+    for group in groups:
+        if group.process.poll() is None:
+            group.end(signal.SIGTERM)
+        assert group.orphans() == []
+
+
+def part(folder: Path, name: str, program: str = PART, **fields: Any) -> dict[str, Any]:
+    command = [sys.executable, "-c", program, str(folder), name]
+    return {"name": name, "command": command, "flag": str(folder / name), **fields}
+
+
+def test_parts_start_in_order_and_stop_in_order(start: Start, tmp_path: Path) -> None:
+    group = start(
+        part(tmp_path, "demo", after=["api", "engine"]),
+        part(tmp_path, "console", after=["api"]),
+        part(tmp_path, "engine"),
+        part(tmp_path, "api", url="http://127.0.0.1:1"),
+    )
+    until(group.ready)
+    assert group.starts("demo")[0] > max(group.starts("api")[0], group.starts("engine")[0])
+    assert group.parts()["api"]["url"] == "http://127.0.0.1:1"
+    assert psutil.pid_exists(group.parts()["engine"]["pid"])
+    output = group.end(signal.SIGINT)
+    assert group.process.returncode == 0
+    assert (tmp_path / "ended").read_text().split() == ["demo", "engine", "api", "console"]
+    assert set(group.states().values()) == {"stopped"}
+    assert group.orphans() == []
+    assert "Harli is ready" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_every_polite_signal_stops_the_group(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+    group = start(part(tmp_path, "api"))
+    until(group.ready)
+    group.end(number)
+    assert group.process.returncode == 0
+    assert group.orphans() == []
+
+
+def test_a_crashed_part_is_restarted_after_growing_pauses(start: Start, tmp_path: Path) -> None:
+    group = start(part(tmp_path, "api"), part(tmp_path, "engine"))
+    until(group.ready)
+    for crashes, pause_s in ((1, 1.0), (2, 2.0)):
+        child = int(group.started("engine")[-1][2])
+        killed_at = time.monotonic()
+        os.kill(group.parts()["engine"]["pid"], signal.SIGKILL)
+        until(lambda: group.states()["engine"] == "backing_off")
+        message = group.parts()["engine"]["message"]
+        assert "SIGKILL" in message
+        assert f"starts again in {pause_s:.0f} s" in message
+        assert not lives(child), "what a crashed part left behind is ended before it starts again"
+        until(group.ready)
+        assert pause_s <= group.starts("engine")[-1] - killed_at < pause_s + 2
+        assert group.parts()["engine"]["restarts"] == crashes
+    assert len(group.starts("api")) == 1, "the other parts are left alone"
+
+
+def test_a_part_that_cannot_start_ends_the_group_with_its_last_words(start: Start, tmp_path: Path) -> None:
+    group = start(part(tmp_path, "api"), part(tmp_path, "engine", "import sys; sys.exit('no such model: elephant')"))
+    output = group.process.communicate(timeout=15)[0]
+    assert group.process.returncode == 1
+    assert "no such model: elephant" in output
+    assert "engine.log" in output
+    assert "[engine_start]" in output
+    assert group.states() == {"api": "stopped", "engine": "failed"}
+
+
+def test_a_part_that_is_not_essential_does_not_end_the_group(start: Start, tmp_path: Path) -> None:
+    group = start(part(tmp_path, "api"), part(tmp_path, "demo", "import sys; sys.exit(3)", essential=False))
+    until(lambda: group.parts().get("demo", {}).get("restarts", 0) >= 1)
+    assert "status 3" in group.parts()["demo"]["message"]
+    assert group.states()["api"] == "ready"
+
+
+def test_a_part_that_never_gets_ready_is_given_up(start: Start, tmp_path: Path) -> None:
+    group = start(part(tmp_path, "engine", "import time; time.sleep(600)", start_timeout_s=1.0))
+    output = group.process.communicate(timeout=15)[0]
+    assert group.process.returncode == 1
+    assert "not ready within 1 s" in output
+
+
+def test_preparation_runs_once_and_shows_its_progress(start: Start, tmp_path: Path) -> None:
+    steps = "import time\nfor line in ('0.10\\treading', '0.90\\twriting'): print(line, flush=True); time.sleep(1)"
+    group = start(part(tmp_path, "engine", prepare=[sys.executable, "-c", steps]))
+    until(lambda: group.parts().get("engine", {}).get("message") == "reading")
+    until(group.ready)
+    os.kill(group.parts()["engine"]["pid"], signal.SIGKILL)
+    until(lambda: group.states()["engine"] == "backing_off")
+    until(group.ready)
+    output = group.end()
+    assert output.count("10% reading") == 1
+    assert output.count("90% writing") == 1
+
+
+def test_preparation_that_fails_ends_the_group(start: Start, tmp_path: Path) -> None:
+    group = start(part(tmp_path, "engine", prepare=[sys.executable, "-c", "import sys; sys.exit('disk full')"]))
+    output = group.process.communicate(timeout=15)[0]
+    assert group.process.returncode == 1
+    assert "disk full" in output
+
+
+def test_a_part_that_does_not_stop_is_killed_after_its_grace(start: Start, tmp_path: Path) -> None:
+    deaf = part(tmp_path, "engine", DEAF, grace_s=1.0) | {"flag": str(tmp_path)}
+    group = start(deaf)
+    until(group.ready)
+    until(lambda: "deaf" in (tmp_path / "logs" / "engine.log").read_text())
+    before = time.monotonic()
+    group.end()
+    assert 1.0 <= time.monotonic() - before < 5.0
+    assert group.orphans() == []
+
+
+def test_a_second_interrupt_does_not_wait(start: Start, tmp_path: Path) -> None:
+    group = start(part(tmp_path, "engine", DEAF, grace_s=60.0) | {"flag": str(tmp_path)})
+    until(group.ready)
+    until(lambda: "deaf" in (tmp_path / "logs" / "engine.log").read_text())
+    group.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    before = time.monotonic()
+    group.end(signal.SIGINT)
+    assert time.monotonic() - before < 5.0
+    assert group.orphans() == []
+
+
+def test_no_orphan_survives_a_killed_supervisor(start: Start, tmp_path: Path) -> None:
+    deaf = part(tmp_path, "engine", DEAF, grace_s=1.0) | {"flag": str(tmp_path / "api")}
+    group = start(part(tmp_path, "api", grace_s=1.0), deaf)
+    until(group.ready)
+    until(lambda: "deaf" in (tmp_path / "logs" / "engine.log").read_text())
+    group.ready()
+    assert len(group.seen) >= 4, "two parts, the child of one of them, the reaper"
+    group.process.kill()
+    group.process.wait()
+    until(lambda: not group.orphans())
+    assert (tmp_path / "ended").read_text().split() == ["api"], "it was asked to stop before it would have been killed"
+    assert not (tmp_path / "run" / "parts.json").exists()
+
+
+def test_logs_of_earlier_starts_are_kept(start: Start, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for number, name in enumerate(("api.log", "api.log.1", "api.log.2", "api.log.3")):
+        (logs / name).write_text(f"run -{number}")
+    group = start(part(tmp_path, "api"))
+    until(group.ready)
+    assert (logs / "api.log").read_text() == ""
+    assert [(logs / f"api.log.{n}").read_text() for n in (1, 2, 3)] == ["run -0", "run -1", "run -2"]
+
+
+def test_a_second_supervisor_on_the_same_data_directory_is_refused(start: Start, tmp_path: Path) -> None:
+    group = start(part(tmp_path, "api"))
+    until(group.ready)
+    with pytest.raises(Conflict) as caught, hold(tmp_path):
+        pass
+    assert caught.value.code == "already_up"
+    assert f"process {group.process.pid}" in caught.value.message
+    assert "HARLI_DATA_DIR" in caught.value.message
+    group.end()
+    with hold(tmp_path):
+        pass
+
+
+def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HarliError) as caught, hold(tmp_path / "file" / "data"):
+        pass
+    assert caught.value.code == "data_dir"
+    assert str(tmp_path / "file" / "data") in caught.value.message
+
+
+def test_taken_ports_are_named_with_holder_and_setting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        ports = [one.getsockname()[1], two.getsockname()[1]]
+        parts = [
+            Spec("api", (), ready=lambda _http: True, port=("HARLI_API_PORT", ports[0])),
+            Spec("engine", (), ready=lambda _http: True, port=("HARLI_ENGINE_PORT", ports[1])),
+        ]
+        with pytest.raises(Conflict) as caught:
+            check_ports("127.0.0.1", parts)
+    assert caught.value.code == "port_taken"
+    assert caught.value.param == "api_port"
+    for word in (*map(str, ports), f"process {os.getpid()}", "HARLI_API_PORT", "HARLI_ENGINE_PORT"):
+        assert word in caught.value.message
+    check_ports("127.0.0.1", parts)
+
+
+def test_the_parts_of_harli(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    names = [spec.name for spec in specs(settings, demo=True, console=True)]
+    assert names == ["api", "engine", "console", "demo"]
+    assert [spec.name for spec in specs(settings, demo=False, console=False)] == ["api", "engine"]
+    engine = specs(settings, demo=False, console=False)[1]
+    assert engine.prepare is not None, "the bundled model has yet to be converted"
+    assert engine.grace_s >= 30, "time for a checkpoint"
+
+
+def test_a_wrong_model_folder_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, engine=EngineSettings(model=tmp_path / "nowhere"))
+    with pytest.raises(Invalid) as caught:
+        specs(settings, demo=False, console=True)
+    assert caught.value.code == "model_missing"
