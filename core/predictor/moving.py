@@ -11,6 +11,9 @@ from core.predictor.window import RollingQuantile
 
 _UNSEEN = 2.0  # a kind of tasklet not seen yet is taken to last this often the slowest that was
 _FEW = 1.25  # the bound of a cell with fewer values than a quantile needs: at least this often its average
+_TASKLET_MISS = (
+    0.1  # share of tasklets that may outlast theirs: several run in one gap, and seldom all of them are late
+)
 _JUMP = 2.0  # one measurement counts at most as this often (or this part of) the average: a hiccup is not a trend
 
 
@@ -108,7 +111,7 @@ class MovingPredictor:
         if cell is None:
             cell = self._steps[layout, padded] = _Cell(*self._new)
             insort(self._sizes.setdefault(layout, []), padded)
-        missed = cell.observe(ms, self._pool(self._pools, layout))
+        missed = cell.observe(ms, self._pool(self._pools, layout, self._new[2]))
         self._watch.see(missed)
         return missed
 
@@ -118,19 +121,19 @@ class MovingPredictor:
         """Learn one tasklet."""
         cell = self._tasklets.get((layout, kind))
         if cell is None:
-            cell = self._tasklets[layout, kind] = _Cell(*self._new)
-        cell.observe(ms, self._pool(self._tasklet_pools, layout))
+            rate, window, _ = self._new
+            cell = self._tasklets[layout, kind] = _Cell(rate, window, _TASKLET_MISS)
+        cell.observe(ms, self._pool(self._tasklet_pools, layout, _TASKLET_MISS))
 
     def forget_tasklets(self) -> None:
         """Another job with tasklets of another size runs from now on."""
         self._tasklets.clear()
         self._tasklet_pools.clear()
 
-    def _pool(self, pools: dict[Layout, RollingQuantile], layout: Layout) -> RollingQuantile:
+    def _pool(self, pools: dict[Layout, RollingQuantile], layout: Layout, miss: float) -> RollingQuantile:
         pool = pools.get(layout)
         if pool is None:
-            _, window, miss = self._new
-            pool = pools[layout] = RollingQuantile(window, miss)
+            pool = pools[layout] = RollingQuantile(self._new[1], miss)
         return pool
 
     def _near(self, layout: Layout, padded: int) -> tuple[_Cell | None, float]:

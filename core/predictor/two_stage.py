@@ -1,0 +1,262 @@
+"""The paper's two-stage predictor over a measured profile, corrected online and with bounds that hold.
+
+A prediction is the profile's (see `core.predictor.fit`) times two corrections that are learnt from every step: one of
+the whole device, quick, for what slows everything (a clock, a neighbour); one of each (partition, kind), slow, for what
+the profile got wrong there. Both are recursive least squares of one coefficient, measured ÷ predicted, with forgetting;
+the quick one leaks back to 1, so that what lasts ends up where it belongs. The bound is the prediction times a rolling
+conformal quantile of that ratio per (partition, kind, load bucket); while a bucket has too few steps, that of the
+(partition, kind), and before that what the profile's own p99 says.
+"""
+
+from __future__ import annotations
+
+from math import ceil, inf, sqrt
+
+import numpy as np
+
+from core.errors import Invalid
+from core.policy.types import WHOLE, Layout, TaskletKind
+from core.predictor.fit import TwoStage
+from core.predictor.profile import Kind, Point, Profile
+from core.predictor.sizes import sizes_of
+from core.predictor.slowdown import Slowdown
+from core.predictor.stale import MissWatch
+from core.predictor.table import STEPS, Grid, StepTable, rising
+from core.predictor.window import RollingQuantile
+
+_DEVICE_FORGETTING, _OWN_FORGETTING = 0.96, 0.995
+_LEAK = 0.001  # of the device's correction per step
+_CLIP = 0.3  # one step moves a correction as if it were at most this far off: a hiccup is not a trend
+_WINDOW = 400
+_KV_STEPS = 6  # table steps in KV tokens per load bucket; in batch a bucket is an octave
+_KINDS: tuple[TaskletKind, ...] = ("forward", "head", "backward", "optimizer")
+
+
+class _Scale:
+    """Recursive least squares of one factor near 1, with forgetting. `variance`: of the factor before the first
+    measurement, in units of a measurement's own."""
+
+    __slots__ = ("_forgetting", "_variance", "value")
+
+    def __init__(self, forgetting: float, variance: float) -> None:
+        self._forgetting = forgetting
+        self._variance = variance
+        self.value = 1.0
+
+    def learn(self, ratio: float) -> None:
+        """ratio: measured ÷ predicted with the present value."""
+        gain = self._variance / (self._forgetting + self._variance)
+        self._variance = (1 - gain) * self._variance / self._forgetting
+        self.value *= 1 + gain * min(max(ratio - 1, -_CLIP), _CLIP)
+
+
+class _Bound:
+    """Upper factors over predictions, one per load bucket. `prior`: that of all buckets before the first step."""
+
+    __slots__ = ("_all", "_buckets", "_miss", "_prior", "factors")
+
+    def __init__(self, buckets: int, prior: float, miss: float) -> None:
+        self._miss = miss
+        self._prior = prior
+        self._all = RollingQuantile(_WINDOW, miss)
+        self._buckets = [RollingQuantile(_WINDOW, miss) for _ in range(buckets)]
+        self.factors = [prior] * buckets
+
+    def learn(self, bucket: int, ratio: float) -> None:
+        """ratio: measured ÷ predicted."""
+        self._all.push(ratio)
+        own = self._buckets[bucket]
+        own.push(ratio)
+        if len(own) >= own.enough:
+            self.factors[bucket] = own.value or self._prior
+        else:
+            shared = self._all.value or self._prior
+            self.factors[bucket] = shared if len(self._all) >= self._all.enough else max(shared, self._prior)
+
+
+class _Surface:
+    """A (layout, kind beside): what the profile says of it and what was learnt since."""
+
+    __slots__ = ("bound", "scale", "table")
+
+    def __init__(self, table: StepTable, bound: _Bound) -> None:
+        self.table = table
+        self.bound = bound
+        self.scale = _Scale(_OWN_FORGETTING, 0.02)
+
+
+class _Tasklet:
+    """Tasklets of a kind in a layout: ms alone and over the grid of decode steps beside, and what was learnt since."""
+
+    __slots__ = ("alone_ms", "beside", "bound", "scale")
+
+    def __init__(self, alone_ms: float, beside: StepTable | None, prior: float, miss: float) -> None:
+        self.alone_ms = alone_ms
+        self.beside = beside
+        self.bound = _Bound(1, prior, miss)
+        self.scale = _Scale(_OWN_FORGETTING, 0.02)
+
+
+class TwoStagePredictor:
+    """Fitted from a profile at the start; `observe_step` and `observe_tasklet` keep it true."""
+
+    def __init__(self, profile: Profile, miss: float = 0.01) -> None:
+        """miss: share of steps that may outlast the bound. Raises `Invalid` when the profile lacks tasklets alone on
+        the whole device."""
+        points = profile.points
+        self._grid = Grid(profile.captured, max(p.kv_tokens for p in points), max(p.max_kv for p in points))
+        self._miss = miss
+        tiers = ceil((STEPS + 1) / _KV_STEPS)
+        self._bucket_of_row = [batch.bit_length() * tiers for batch in self._grid.batches]
+        self._bucket_count = self._bucket_of_row[-1] + tiers
+        self._device = _Scale(_DEVICE_FORGETTING, 1.0)
+        self._watch = MissWatch()
+        self._steps: dict[tuple[Layout, TaskletKind | None], _Surface] = {}
+        self._tasklets: dict[tuple[Layout, TaskletKind], _Tasklet] = {}
+        self._fit_steps(profile)
+        if profile.tasklets:
+            self._fit_tasklets(profile)
+
+    @property
+    def stale(self) -> str:
+        """Why predictions cannot be trusted at present."""
+        return self._watch.reason
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts that have a fit, ``whole`` first."""
+        return tuple(dict.fromkeys(layout for layout, _ in self._steps))
+
+    def distrust(self, reason: str) -> None:
+        """Something changed under the predictions (a clock, an adapter rank, a captured shape): stale until enough
+        steps in a row held their bounds."""
+        self._watch.distrust(reason)
+
+    def decode_ms(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> float:
+        """One decode step alone; never falls when batch, KV tokens or the longest request grow. ``inf`` outside what
+        was measured and in a layout without a fit."""
+        surface = self._steps.get((_alone(layout), None))
+        if surface is None:
+            return inf
+        return surface.table.ms(padded, kv_tokens, max_kv) * surface.scale.value * self._device.value
+
+    def decode_upper_ms(
+        self, layout: Layout, padded: int, kv_tokens: int, beside: TaskletKind | None, max_kv: int = 0
+    ) -> float:
+        """Upper bound of a step, with the miss rate that was asked for. ``inf`` where `decode_ms` is."""
+        surface = self._steps.get((layout if beside is not None else _alone(layout), beside))
+        if surface is None:
+            return inf
+        ms = surface.table.ms(padded, kv_tokens, max_kv)
+        if ms == inf:
+            return inf
+        grid = self._grid
+        bucket = self._bucket_of_row[grid.rows[padded]] + int(sqrt(kv_tokens) * grid.scale) // _KV_STEPS
+        return ms * surface.scale.value * self._device.value * surface.bound.factors[bucket]
+
+    def tasklet_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
+        """Upper bound of a tasklet on the layout's finetune part. ``inf`` for what was not measured."""
+        tasklet = self._tasklets.get((layout, kind))
+        if tasklet is None:
+            return inf
+        ms = tasklet.alone_ms
+        if padded:
+            if tasklet.beside is None:
+                return inf
+            ms = tasklet.beside.ms(padded, kv_tokens, 0)
+        return ms * tasklet.scale.value * tasklet.bound.factors[0]
+
+    def observe_step(
+        self,
+        layout: Layout,
+        padded: int,
+        kv_tokens: int,
+        ms: float,
+        beside: TaskletKind | None = None,
+        max_kv: int = 0,
+    ) -> bool:
+        """Learn one step; True when it outlasted its bound. Steps outside the grid teach nothing."""
+        surface = self._steps.get((layout if beside is not None else _alone(layout), beside))
+        predicted = surface.table.ms(padded, kv_tokens, max_kv) if surface is not None else inf
+        if surface is None or predicted == inf:
+            return False
+        grid = self._grid
+        bucket = self._bucket_of_row[grid.rows[padded]] + int(sqrt(kv_tokens) * grid.scale) // _KV_STEPS
+        device = self._device
+        ratio = ms / (predicted * surface.scale.value * device.value)
+        missed = ratio > surface.bound.factors[bucket]
+        surface.bound.learn(bucket, ratio)
+        surface.scale.learn(ratio)
+        device.learn(ratio)
+        device.value += _LEAK * (1 - device.value)
+        self._watch.see(missed)
+        return missed
+
+    def observe_tasklet(
+        self, layout: Layout, kind: TaskletKind, ms: float, padded: int = 0, kv_tokens: int = 0
+    ) -> None:
+        """Learn one tasklet."""
+        tasklet = self._tasklets.get((layout, kind))
+        if tasklet is None:
+            return
+        predicted = tasklet.alone_ms
+        if padded:
+            predicted = tasklet.beside.ms(padded, kv_tokens, 0) if tasklet.beside is not None else inf
+        if predicted == inf:
+            return
+        ratio = ms / (predicted * tasklet.scale.value)
+        tasklet.bound.learn(0, ratio)
+        tasklet.scale.learn(ratio)
+
+    def _fit_steps(self, profile: Profile) -> None:
+        """Tables and bounds of every (layout, kind); a kind that was not measured by itself takes what was measured
+        with all kinds in turn."""
+        by_kind: dict[Kind | None, list[Point]] = {}
+        for point in profile.points:
+            by_kind.setdefault(point.beside, []).append(point)
+        alone = by_kind.pop(None)
+        fitted = {kind: self._tables(profile, alone, points) for kind, points in by_kind.items()}
+        for layout, (table, tail) in self._tables(profile, alone, alone).items():
+            self._steps[layout, None] = _Surface(table, _Bound(self._bucket_count, tail, self._miss))
+        for kind in _KINDS:
+            for layout, (table, tail) in fitted.get(kind, fitted.get("mix", {})).items():
+                self._steps[layout, kind] = _Surface(table, _Bound(self._bucket_count, tail, self._miss))
+
+    def _tables(
+        self, profile: Profile, alone: list[Point], points: list[Point]
+    ) -> dict[Layout, tuple[StepTable, float]]:
+        """Layout → table of the steps in `points`, all alone or all beside one kind, and p99 ÷ fit at its worst."""
+        sms, grid, beside = profile.machine.sms, self._grid, points is not alone
+        model = TwoStage(alone + points if beside else alone, sms, profile.kv_heads)
+        fitted = model.ms(sizes_of([(p.layout, beside, p.batch, p.kv_tokens, p.max_kv) for p in points], sms))
+        tails: dict[Layout, float] = {}
+        for point, ms in zip(points, fitted, strict=True):
+            tails[point.layout] = max(tails.get(point.layout, 1.0), point.p99_ms / float(ms))
+        tables: dict[Layout, tuple[StepTable, float]] = {}
+        for layout, tail in tails.items():
+            sizes = grid.sizes(layout, beside, sms)
+            ms = model.ms(sizes)
+            if beside:
+                ms = np.maximum(ms, model.ms(grid.sizes(_alone(layout), False, sms)))
+            base, per_token = model.longest(sizes)
+            tables[layout] = StepTable(grid, rising(grid, ms), rising(grid, base), rising(grid, per_token)), tail
+        return tables
+
+    def _fit_tasklets(self, profile: Profile) -> None:
+        sms, grid = profile.machine.sms, self._grid
+        try:
+            slow = Slowdown(profile.tasklets, sms)
+        except ValueError as error:
+            raise Invalid("bad_profile", f"profile: {error}; `harli profile` makes a new one", "profile") from error
+        tail = max(point.p99_ms / point.ms for point in profile.tasklets)
+        for layout in dict.fromkeys([WHOLE, *(layout for layout, kind in self._steps if kind is not None)]):
+            factors = None if layout == WHOLE else slow.factors(grid.sizes(layout, True, sms))
+            for kind, whole_ms in slow.whole_ms.items():
+                alone_ms = whole_ms * (1.0 if layout == WHOLE else slow.alone.get(layout, inf))
+                beside = None if factors is None else StepTable(grid, factors * whole_ms)
+                self._tasklets[layout, kind] = _Tasklet(alone_ms, beside, tail, self._miss)
+
+
+def _alone(layout: Layout) -> Layout:
+    """Where decode runs when nothing is beside: a confined layout gives it the whole device."""
+    return WHOLE if layout.kind == "confined" else layout
