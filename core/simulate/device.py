@@ -1,0 +1,168 @@
+"""A simulated device: how long a decode step takes in a layout, alone or beside finetuning, and how fast that goes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import Invalid
+from core.policy.types import Layout, TaskletKind
+from core.simulate.profile import DeviceProfile, LayoutProfile, Surface
+
+_BIN = 1024  # KV tokens between two tabulated points; between them durations are linear
+_NEAREST = 1e-3  # in octaves: closer than this a point is taken as it is
+_POWER = 3.0  # of the distance: chosen by leaving each measured point out in turn
+PAGE_BYTES = 2 << 20
+KV_BLOCK_TOKENS = 1024
+
+
+class Cell(NamedTuple):
+    """A decode step of one size in one layout: ms alone and beside finetuning, the spreads (p99/p50 − 1) of both, and
+    the speed of finetuning next to it (1: the whole device)."""
+
+    alone_ms: float
+    beside_ms: float
+    alone_tail: float
+    beside_tail: float
+    speed: float
+
+
+def evaluate(surface: Surface, batch: NDArray[np.float64], kv_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The surface at each (batch, KV tokens). Between measured points the measured ÷ computed ratio is averaged with
+    weights that fall with the third power of the distance in octaves of batch and of mean context."""
+    plane = np.maximum(
+        surface.floor, surface.base + surface.per_request * batch + surface.per_kv_token * kv_tokens
+    )
+    if not surface.points:
+        return plane
+    points = np.array(surface.points)
+    context = np.maximum(kv_tokens / batch, 1.0)
+    octaves = np.hypot(
+        np.log2(batch)[:, None] - np.log2(points[:, 0]), np.log2(context)[:, None] - np.log2(points[:, 1])
+    )
+    weights = np.maximum(octaves, _NEAREST) ** -_POWER
+    factors: NDArray[np.float64] = weights @ points[:, 2] / weights.sum(axis=1)
+    return plane * factors
+
+
+class Device:
+    """Look-ups over a profile, tabulated per (layout, captured batch size) when first asked for."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self.profile = profile
+        self.layouts: tuple[Layout, ...] = tuple(part.layout for part in profile.layouts)
+        if Layout() not in self.layouts:
+            raise Invalid("device_profile", f"{profile.device}: no layout 'whole'; make the profile again", "device")
+        self._parts: dict[Layout, LayoutProfile] = {part.layout: part for part in profile.layouts}
+        self._captured = profile.captured
+        self._tables: dict[tuple[Layout, int], list[Cell]] = {}
+        self._longest = profile.longest
+        self._kv_max = profile.arena_pages * PAGE_BYTES // profile.kv_bytes_per_token
+        self.pages_per_block = -(-KV_BLOCK_TOKENS * profile.kv_bytes_per_token // PAGE_BYTES)
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV tokens that the whole arena can hold."""
+        return self.profile.arena_pages // self.pages_per_block * KV_BLOCK_TOKENS
+
+    def padded(self, batch: int) -> int:
+        """The captured batch size that a batch runs as."""
+        return self._captured[bisect_left(self._captured, batch)]
+
+    @property
+    def max_batch(self) -> int:
+        return self._captured[-1]
+
+    def cell(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> Cell:
+        """A decode step of `padded` requests with `kv_tokens` in all, the longest of them `max_kv` (0: all alike)."""
+        bound = int(max_kv * min(padded, self._longest))
+        kv_tokens = min(max(kv_tokens, bound), self._kv_max)
+        table = self._tables.get((layout, padded))
+        if table is None:
+            table = self._tables[layout, padded] = self._tabulate(layout, padded)
+        at, rest = divmod(kv_tokens, _BIN)
+        low, high = table[at], table[at + 1]
+        share = rest / _BIN
+        return Cell(
+            low[0] + (high[0] - low[0]) * share,
+            low[1] + (high[1] - low[1]) * share,
+            low[2],
+            low[3],
+            low[4],
+        )
+
+    def alone_speed(self, layout: Layout) -> float:
+        """Speed of finetuning on the layout's finetune part (``whole``: the whole device) when no decode step runs."""
+        return self._parts[layout].alone_speed
+
+    def sharing(self, layout: Layout) -> tuple[float, float]:
+        """Speeds of two micro-batches at once, one on the whole device and one on the layout's finetune part."""
+        return self._parts[layout].sharing or (1.0, 1.0)
+
+    def prefill_ms(self, tokens: int, context: int) -> float:
+        """Prefill of `tokens` prompt tokens with `context` tokens before them."""
+        profile = self.profile
+        attended = tokens * (context + tokens / 2)
+        return tokens * profile.prefill_ms_per_token + attended * profile.prefill_ms_per_token_and_context
+
+    def noise(self, size: int) -> list[float]:
+        """`size` equally likely values of the noise, in order: draw an index uniformly to draw from it."""
+        known = np.array(self.profile.noise)
+        return [float(x) for x in np.interp((np.arange(size) + 0.5) / size, known[:, 0], known[:, 1])]
+
+    def _tabulate(self, layout: Layout, padded: int) -> list[Cell]:
+        part = self._parts[layout]
+        kv = np.arange(0, self._kv_max + 2 * _BIN, _BIN, dtype=float)
+        kv[0] = min(padded, _BIN)
+        batch = np.full_like(kv, padded)
+        alone = evaluate(part.alone_ms, batch, kv)
+        tail = evaluate(part.alone_tail, batch, kv)
+        beside = np.maximum(alone, evaluate(part.beside_ms, batch, kv)) if part.beside_ms else alone
+        beside_tail = evaluate(part.beside_tail, batch, kv) if part.beside_tail else tail
+        speed = evaluate(part.speed, batch, kv) if part.speed else np.ones_like(kv)
+        return [Cell(*map(float, row)) for row in zip(alone, beside, tail, beside_tail, speed, strict=True)]
+
+
+class Program:
+    """The tasklets of a micro-batch, repeated: kinds, ms on the whole device, and running sums of them.
+
+    layers: how many layers one forward or backward tasklet covers; head_parts: in how many tasklets the loss and its
+    gradient are cut; scale: ms relative to the profile's (another micro-batch size, adapter rank or device load).
+    """
+
+    def __init__(self, device: Device, *, layers: int = 1, head_parts: int = 1, scale: float = 1.0) -> None:
+        part = device.profile.tasklets
+        kinds: list[TaskletKind] = []
+        ms: list[float] = []
+
+        def add(kind: TaskletKind, durations: list[float]) -> None:
+            kinds.extend([kind] * len(durations))
+            ms.extend(scale * duration for duration in durations)
+
+        add("forward", _grouped(part.forward_ms, layers))
+        add("head", [duration / head_parts for duration in part.head_ms for _ in range(head_parts)])
+        add("backward", _grouped(part.backward_ms, layers))
+        add("optimizer", [part.optimizer_ms])
+        self.kinds = tuple(kinds)
+        self.ms = tuple(ms)
+        self.tokens = round(part.tokens * scale)
+        self.total_ms = sum(ms)
+        self._sums = [0.0, *accumulate(ms)]
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def work_ms(self, start: int, count: int) -> float:
+        """ms on the whole device of `count` tasklets from position `start` on, over as many micro-batches as it takes.
+        """
+        size = len(self.kinds)
+        rounds, end = divmod(start + count, size)
+        return rounds * self.total_ms + self._sums[end] - self._sums[start]
+
+
+def _grouped(durations: tuple[float, ...], size: int) -> list[float]:
+    return [sum(durations[at : at + size]) for at in range(0, len(durations), size)]

@@ -1,0 +1,177 @@
+"""What a run shows: latencies, attainment, finetune throughput."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.policy.types import Layout
+from core.simulate.batch import Request
+from core.simulate.scenario import Scenario
+
+if TYPE_CHECKING:
+    from core.simulate.trainer import Trainer
+
+Array = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Steps:
+    """One value per decode step: `end_ms`, `gap_ms` to the step before (waiting included), `ms` of the step itself,
+    batch, place of its layout in `layouts`, tasklets, whether it outlasted its bound, what it was allowed."""
+
+    end_ms: list[float] = field(default_factory=list)
+    gap_ms: list[float] = field(default_factory=list)
+    ms: list[float] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
+    layout: list[Layout] = field(default_factory=list)
+    beside: list[int] = field(default_factory=list)
+    after: list[int] = field(default_factory=list)
+    missed: list[bool] = field(default_factory=list)
+    slack_ms: list[float] = field(default_factory=list)
+    stall_ms: list[tuple[float, int]] = field(default_factory=list)
+    idle_ms: float = 0.0
+
+    def add(
+        self, end: float, gap: float, ms: float, batch: int, layout: Layout, beside: int, after: int, missed: bool,
+        slack: float,
+    ) -> None:  # fmt: skip
+        """A decode step."""
+        self.end_ms.append(end)
+        self.gap_ms.append(gap)
+        self.ms.append(ms)
+        self.batch.append(batch)
+        self.layout.append(layout)
+        self.beside.append(beside)
+        self.after.append(after)
+        self.missed.append(missed)
+        self.slack_ms.append(slack)
+
+    def stall(self, ms: float, batch: int) -> None:
+        """Prefill kept `batch` running requests waiting."""
+        self.stall_ms.append((ms, batch))
+
+    def idle(self, ms: float) -> None:
+        """Finetuning with nothing to decode."""
+        self.idle_ms += ms
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of a run. Latencies in ms, rates per second, shares of 1.
+
+    itl: gaps between two tokens, by tokens, without prefill stalls (`stall_p99_ms`); attainment: share of them (for a
+    `tpot` target: of requests) within the target; tpot: per finished request from its first token, waiting for a place
+    in the batch included; ttft: None with prefill elsewhere, then wait_p99_ms is the wait for a place; steps_over:
+    share of decode steps over what they were allowed; miss_rate: share of the steps with finetuning that outlasted the
+    predictor's bound; exclusive_share: finetune tokens of what the device would do without decode.
+    """
+
+    seconds: float
+    steps: int
+    requests: int
+    finished: int
+    batch_mean: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+    tpot_p50_ms: float
+    tpot_p99_ms: float
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    wait_p99_ms: float
+    stall_p99_ms: float | None
+    attainment: float
+    steps_over: float
+    miss_rate: float
+    planned_steps: int
+    decode_tokens_s: float
+    finetune_tokens_s: float
+    exclusive_tokens_s: float
+    exclusive_share: float
+    layout_switches: int
+    retractions: int
+    lost_ms: float
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that happened in a run. running, waiting: requests that were not done when it ended."""
+
+    scenario: Scenario
+    steps: Steps
+    finished: list[Request]
+    arrived: int
+    running: int
+    waiting: int
+    retracted: int
+    trainer: Trainer
+    seconds: float
+    prefill_ms: float
+    exclusive_tokens_s: float
+
+    def tpot_ms(self) -> Array:
+        """Mean gap of each finished request of two tokens or more."""
+        return np.array(
+            [(r.last_ms - r.first_ms) / (r.output_tokens - 1) for r in self.finished if r.output_tokens > 1]
+        )
+
+    def summary(self) -> Summary:
+        """The run's figures."""
+        steps, target = self.steps, self.scenario.target_ms
+        gaps, batch = np.array(steps.gap_ms), np.array(steps.batch, dtype=float)
+        tpot = self.tpot_ms()
+        here = self.scenario.prefill == "here"
+        first = np.array([r.first_ms - r.arrival_s * 1e3 for r in self.finished]) if here else np.array([])
+        wait = np.array([r.joined_ms - r.arrival_s * 1e3 for r in self.finished if np.isfinite(r.joined_ms)])
+        stalls = np.array(steps.stall_ms).reshape(-1, 2)
+        planned = np.array(steps.beside, dtype=bool) | np.array(steps.after, dtype=bool)
+        within = tpot <= target if self.scenario.target_kind == "tpot" else gaps <= target
+        weights = np.ones_like(tpot) if self.scenario.target_kind == "tpot" else batch
+        switches = sum(a is not b and a != b for a, b in zip(steps.layout, steps.layout[1:], strict=False))
+        tokens_s = self.trainer.tokens() / self.seconds
+        return Summary(
+            seconds=self.seconds,
+            steps=len(gaps),
+            requests=self.arrived,
+            finished=len(self.finished),
+            batch_mean=_share(batch.sum(), len(batch)),
+            itl_p50_ms=weighted_quantile(gaps, batch, 0.5),
+            itl_p99_ms=weighted_quantile(gaps, batch, 0.99),
+            tpot_p50_ms=_quantile(tpot, 0.5),
+            tpot_p99_ms=_quantile(tpot, 0.99),
+            ttft_p50_ms=_quantile(first, 0.5) if here else None,
+            ttft_p99_ms=_quantile(first, 0.99) if here else None,
+            wait_p99_ms=_quantile(wait, 0.99),
+            stall_p99_ms=weighted_quantile(stalls[:, 0], stalls[:, 1], 0.99) if here else None,
+            attainment=_share((within * weights).sum(), weights.sum(), 1.0),
+            steps_over=_share((gaps > np.maximum(steps.slack_ms, 0.0)).sum(), len(gaps)),
+            miss_rate=_share((np.array(steps.missed, dtype=bool) & planned).sum(), planned.sum()),
+            planned_steps=int(planned.sum()),
+            decode_tokens_s=float(batch.sum()) / self.seconds,
+            finetune_tokens_s=tokens_s,
+            exclusive_tokens_s=self.exclusive_tokens_s,
+            exclusive_share=tokens_s / self.exclusive_tokens_s,
+            layout_switches=switches,
+            retractions=self.retracted,
+            lost_ms=sum(run.lost_ms for run in (*self.trainer.runs, *self.trainer.done)),
+        )
+
+
+def weighted_quantile(values: Array, weights: Array, quantile: float) -> float:
+    """The smallest value at or below which `quantile` of the weight lies; NaN without any."""
+    if not weights.sum():
+        return float("nan")
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(reached, quantile * reached[-1])])
+
+
+def _quantile(values: Array, quantile: float) -> float:
+    return weighted_quantile(values, np.ones_like(values), quantile)
+
+
+def _share(part: float, whole: float, empty: float = 0.0) -> float:
+    return float(part) / float(whole) if whole else empty
