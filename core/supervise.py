@@ -149,15 +149,8 @@ def _console_file() -> Path:
 
 
 def _console_options(settings: Settings) -> list[str]:
-    options = {
-        "server.address": settings.host,
-        "server.port": settings.console_port,
-        "server.headless": "true",
-        "server.maxUploadSize": settings.max_upload_mib,
-        "server.fileWatcherType": "none",
-        "browser.gatherUsageStats": "false",
-    }
-    return [f"--{name}={value}" for name, value in options.items()]
+    """Where the console listens; everything else about it stands in app/.streamlit/config.toml."""
+    return [f"--server.address={settings.host}", f"--server.port={settings.console_port}"]
 
 
 def _answers(http: httpx.Client, url: str) -> bool:
@@ -211,16 +204,17 @@ def hold(data_dir: Path) -> Iterator[None]:
 
 def check_ports(host: str, parts: Sequence[Spec]) -> None:
     """Raises Conflict that names every port that is taken, its holder where that can be known, and the setting."""
-    taken = [(spec, *spec.port) for spec in parts if spec.port and not _is_free(host, spec.port[1])]
+    taken = [(spec, *spec.port) for spec in parts if spec.port and not is_free(host, spec.port[1])]
     if taken:
         faults = [
-            f"port {port} of {host}, for the {spec.name}, is held by {_holder(port)} (choose another: {setting}=...)"
+            f"port {port} of {host}, for the {spec.name}, is held by {holder(port)} (choose another: {setting}=...)"
             for spec, setting, port in taken
         ]
         raise Conflict("port_taken", "; ".join(faults), taken[0][1].removeprefix("HARLI_").lower())
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         # As servers do: connections of an earlier run that linger do not hold the port.
@@ -232,7 +226,8 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def _holder(port: int) -> str:
+def holder(port: int) -> str:
+    """The program that listens on `port`, as far as this user may know."""
     with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port

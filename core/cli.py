@@ -1,0 +1,604 @@
+"""The command `harli`.
+
+`up`, `serve` and `doctor` work on this machine; every other command is a client of the API at HARLI_HOST and
+HARLI_API_PORT. Exit status: 0 done, 1 an error (``error: MESSAGE [CODE]`` on standard error) or a watched job that did
+not succeed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+from pydantic import ValidationError
+from typer.core import TyperGroup
+
+from core.config import Settings
+from core.errors import HarliError, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from core.api import schemas
+    from core.client import Client
+
+# Only `harli up`, `serve` and `doctor` need more than the client; what a command needs is imported inside it, so that
+# none waits for the libraries of another.
+
+
+class Commands(TyperGroup):
+    """Prints the errors that a caller can act on, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HarliError as error:
+            print(f"error: {error.message} [{error.code}]", file=sys.stderr)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, help=__doc__, rich_markup_mode=None)
+jobs = typer.Typer(no_args_is_help=True, help="Finetuning jobs.")
+targets = typer.Typer(no_args_is_help=True, help="Latency targets that every decode step obeys.")
+datasets = typer.Typer(no_args_is_help=True, help="Data sets to finetune on.")
+adapters = typer.Typer(no_args_is_help=True, help="LoRA adapters.")
+for _name, _group in (("jobs", jobs), ("targets", targets), ("datasets", datasets), ("adapters", adapters)):
+    app.add_typer(_group, name=_name)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many, newest first.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+Named = Annotated[str, typer.Argument(metavar="NAME")]
+
+
+def settings() -> Settings:
+    """The settings; Invalid names the variable or the file at fault."""
+    try:
+        return Settings()
+    except tomllib.TOMLDecodeError as error:
+        raise Invalid("settings", f"harli.toml cannot be read: {error}", "harli.toml") from error
+    except ValidationError as error:
+        faults = [
+            f"HARLI_{'__'.join(str(part) for part in fault['loc']).upper()} (or harli.toml): {fault['msg']}"
+            f", got {fault['input']!r}"
+            for fault in error.errors(include_url=False)
+        ]
+        raise Invalid("settings", "; ".join(faults)) from error
+
+
+@contextmanager
+def connected() -> Iterator[Client]:
+    """A client of the running API. Raises Unavailable when there is none."""
+    from core.client import connect
+
+    with connect(settings().api_url) as client:
+        yield client
+
+
+# ---- this machine ----------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def up(
+    demo: Annotated[bool, typer.Option("--demo", help="Replay the sample trace and submit the sample job.")] = False,
+    console: Annotated[bool, typer.Option("--console/--no-console", help="Start the browser console.")] = True,
+) -> None:
+    """Start API, engine and console, and keep them running until Ctrl-C."""
+    from core import supervise
+
+    supervise.up(settings(), demo=demo, console=console)
+
+
+@app.command()
+def serve() -> None:
+    """Start the engine alone, in the foreground."""
+    from core.serving.launch import serve as run
+    from core.serving.model_folder import ensure
+
+    wanted = settings()
+    folder = ensure(wanted, lambda fraction, step: print(f"{fraction:4.0%} {step}", flush=True))
+    run(wanted, folder, say=lambda text: print(text, flush=True))
+
+
+@app.command()
+def doctor(json: AsJson = False) -> None:
+    """Say what this machine has, what will be used and what is missing. Exit status 1 when something needed is."""
+    from core import printing
+    from core.doctor import examine, is_well, show
+
+    findings = examine(settings())
+    if json:
+        printing.as_json({"ok": is_well(findings), "findings": findings})
+    else:
+        show(findings)
+    if not is_well(findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def logs(
+    name: Annotated[str, typer.Argument(metavar="PART|JOB", help="api, engine, console, demo, or a job's id.")],
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+) -> None:
+    """Show the log of a part of `harli up`, or of a job."""
+    from core.supervise import Name
+
+    (_part_log if name in get_args(Name) else _job_log)(name, lines, follow)
+
+
+def _part_log(name: str, lines: int, follow: bool) -> None:
+    from core.supervise import tail
+
+    path = settings().data_dir / "logs" / f"{name}.log"
+    if not path.exists():
+        raise NotFound("log_missing", f"there is no log {path}; `harli up` writes it", "name")
+    end = path.stat().st_size
+    print(tail(path, lines))
+    while follow:
+        time.sleep(0.3)
+        with path.open("rb") as file:
+            # A new start begins a new file.
+            file.seek(end if path.stat().st_size >= end else 0)
+            sys.stdout.write(file.read().decode("utf-8", "replace"))
+            end = file.tell()
+        sys.stdout.flush()
+
+
+def _job_log(job_id: str, lines: int, follow: bool) -> None:
+    from core.client import TERMINAL
+
+    with connected() as client:
+        seen = 0
+        first = True
+        while True:
+            ended = client.job(job_id).state in TERMINAL
+            new = client.job_log(job_id, after=seen)
+            for line in new[-lines:] if first else new:
+                print(f"{line.time:%H:%M:%S} {line.message}", flush=True)
+            seen, first = (new[-1].id if new else seen), False
+            if not follow or ended:
+                return
+            time.sleep(1.0)
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def submit(
+    dataset: Annotated[str, typer.Option(help="A data set's name, or a file, which is uploaded first.")],
+    adapter: Annotated[str, typer.Option(help="The name under which the adapter is stored and served.")],
+    name: Annotated[str | None, typer.Option(help="A name for the job.")] = None,
+    start_from: Annotated[
+        str | None, typer.Option("--from", help="The adapter to go on from (NAME or NAME@V).")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(help="LoRA rank.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="LoRA alpha.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="LoRA dropout.")] = None,
+    modules: Annotated[str | None, typer.Option(help="Target modules, separated by commas.")] = None,
+    rslora: Annotated[bool | None, typer.Option("--rslora", help="Rank-stabilised LoRA.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", "--lr")] = None,
+    schedule: Annotated[str | None, typer.Option(help="cosine, linear or constant.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data (3 unless --max-steps).")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Optimizer steps, instead of epochs.")] = None,
+    micro_batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a packed micro-batch.")] = None,
+    accumulation: Annotated[int | None, typer.Option(help="Micro-batches of an optimizer step.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="The longest row, in tokens.")] = None,
+    evaluation_fraction: Annotated[float | None, typer.Option(help="Share of the rows held out.")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    priority: Annotated[int | None, typer.Option(help="-100 to 100; higher runs earlier.")] = None,
+    deploy: Annotated[bool | None, typer.Option("--deploy/--no-deploy", help="Serve the finished adapter.")] = None,
+    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key submits once.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show its progress until it ends.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Submit a finetuning job. What is not given has the API's default."""
+    from core import printing
+
+    lora = _given(
+        rank=rank,
+        alpha=alpha,
+        dropout=dropout,
+        target_modules=modules.split(",") if modules else None,
+        use_rslora=rslora,
+    )
+    with connected() as client:
+        job = client.submit_job(
+            idempotency_key=key,
+            **_given(
+                dataset=_uploaded(client, Path(dataset)) if Path(dataset).is_file() else dataset,
+                adapter_name=adapter,
+                name=name,
+                initial_adapter=start_from,
+                lora=lora or None,
+                learning_rate=learning_rate,
+                schedule=schedule,
+                epochs=epochs,
+                max_steps=max_steps,
+                micro_batch_tokens=micro_batch_tokens,
+                accumulation=accumulation,
+                sequence_length=sequence_length,
+                evaluation_fraction=evaluation_fraction,
+                checkpoint_every=checkpoint_every,
+                seed=seed,
+                priority=priority,
+                deploy=deploy,
+            ),
+        )
+        if watch:
+            _watch(client, job.id, json)
+        elif json:
+            printing.as_json(job)
+        else:
+            printing.out.print(f"Job {job.id} is {job.state}; follow it with `harli jobs watch {job.id}`.")
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _uploaded(client: Client, file: Path) -> str:
+    """The id of the data set with this file's content, sent unless it is there already."""
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    cursor: str | None = None
+    while True:
+        page = client.datasets(cursor=cursor)
+        for dataset in page.items:
+            if dataset.sha256 == digest:
+                return dataset.id
+        cursor = page.next
+        if cursor is None:
+            break
+    with _upload_progress() as progress:
+        return client.upload_dataset(file, on_progress=progress).id
+
+
+def _watch(client: Client, job_id: str, json: bool) -> None:
+    """Print a job's progress until it ends; exit status 1 unless it succeeds."""
+    from core import printing
+
+    def show(job: schemas.Job) -> None:
+        loss = f"  loss {job.loss:.4f}" if job.loss is not None else ""
+        why = f"  ({job.waiting_reason})" if job.waiting_reason else ""
+        printing.err.print(f"{job.state:11} step {printing.steps(job)}{loss}{why}")
+
+    job = client.wait(job_id, show)
+    if json:
+        printing.as_json(job)
+    elif job.state == "succeeded":
+        printing.out.print(
+            f"Adapter {job.adapter_name}@{job.adapter_version} is ready: `harli chat -m {job.adapter_name}`."
+        )
+    if job.state != "succeeded":
+        if job.error is not None:
+            raise HarliError(job.error.code, f"job {job.id} {job.state}: {job.error.message}", job.error.param)
+        raise typer.Exit(1)
+
+
+@jobs.command("list")
+def jobs_list(
+    state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
+    limit: Limit = 50,
+    json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    from core import printing
+    from core.api.schemas import JobState
+
+    if state is not None and state not in get_args(JobState):
+        raise typer.BadParameter(f"{state!r} is none of {', '.join(get_args(JobState))}", param_hint="--state")
+    with connected() as client:
+        items = client.jobs(state=state, limit=limit).items  # type: ignore[arg-type]
+    if json:
+        printing.as_json(items)
+    else:
+        printing.table(items, printing.JOB_COLUMNS, "No jobs; submit one with `harli submit`.")
+
+
+def _show_job(job: schemas.Job, json: bool) -> None:
+    from core import printing
+
+    if json:
+        printing.as_json(job)
+    else:
+        printing.job_facts(job)
+
+
+@jobs.command("show")
+def jobs_show(job: JobId, json: AsJson = False) -> None:
+    """Show one job."""
+    with connected() as client:
+        _show_job(client.job(job), json)
+
+
+@jobs.command("pause")
+def jobs_pause(job: JobId, json: AsJson = False) -> None:
+    """Checkpoint a job and set it aside."""
+    with connected() as client:
+        _show_job(client.pause_job(job), json)
+
+
+@jobs.command("resume")
+def jobs_resume(job: JobId, json: AsJson = False) -> None:
+    """Let a paused or interrupted job go on from its checkpoint."""
+    with connected() as client:
+        _show_job(client.resume_job(job), json)
+
+
+@jobs.command("stop")
+def jobs_stop(
+    job: JobId,
+    save: Annotated[bool, typer.Option("--save", help="Keep the adapter as it stands.")] = False,
+    json: AsJson = False,
+) -> None:
+    """End a job."""
+    with connected() as client:
+        _show_job(client.stop_job(job, save=save), json)
+
+
+@jobs.command("watch")
+def jobs_watch(job: JobId, json: AsJson = False) -> None:
+    """Show a job's progress until it ends. Ctrl-C leaves the job alone."""
+    with connected() as client:
+        _watch(client, job, json)
+
+
+# ---- targets ---------------------------------------------------------------------------------------------------------
+
+
+def _show_targets(found: schemas.Targets, json: bool) -> None:
+    from core import printing
+
+    if json:
+        printing.as_json(found)
+    else:
+        printing.table(found.targets, printing.TARGET_COLUMNS, "No targets.")
+        printing.out.print(f"version {found.version} ({found.origin}), the engine plans with {found.applied_version}")
+
+
+@targets.command("show")
+def targets_show(json: AsJson = False) -> None:
+    """Show the targets in force."""
+    with connected() as client:
+        _show_targets(client.targets(), json)
+
+
+@targets.command("set")
+def targets_set(
+    wanted: Annotated[
+        list[str], typer.Argument(metavar="KIND=MS[@QUANTILE]...", help="itl=60  tpot=80@0.95  ttft=2000")
+    ],
+    version: Annotated[int | None, typer.Option(help="Refuse when the targets are no longer of this version.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Replace the targets by those given, e.g. `harli targets set itl=60 ttft=2000@0.95`."""
+    parsed = [_target(text) for text in wanted]
+    with connected() as client:
+        _show_targets(client.set_targets(parsed, version), json)
+
+
+def _target(text: str) -> dict[str, Any]:
+    kind, equals, rest = text.partition("=")
+    number, at, quantile = rest.partition("@")
+    try:
+        if not equals:
+            raise ValueError
+        return {"kind": kind, "ms": float(number), **({"quantile": float(quantile)} if at else {})}
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not KIND=MS or KIND=MS@QUANTILE, as in itl=60 or ttft=2000@0.95"
+        ) from None
+
+
+# ---- data sets -------------------------------------------------------------------------------------------------------
+
+
+@datasets.command("list")
+def datasets_list(limit: Limit = 50, json: AsJson = False) -> None:
+    """List data sets, newest first."""
+    from core import printing
+
+    with connected() as client:
+        items = client.datasets(limit=limit).items
+    if json:
+        printing.as_json(items)
+    else:
+        printing.table(items, printing.DATASET_COLUMNS, "No data sets; send one with `harli datasets upload`.")
+
+
+@datasets.command("upload")
+def datasets_upload(
+    file: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV, TSV or Parquet.")],
+    name: Annotated[str | None, typer.Option(help="Its name; else the file's.")] = None,
+    column: Annotated[list[str] | None, typer.Option(metavar="ROLE=COLUMN", help="Where a role's text stands.")] = None,
+    new_version: Annotated[bool, typer.Option("--new-version", help="Add a version to a name that exists.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Send a file, have it checked and stored."""
+    columns = dict(_pair(text) for text in column or [])
+    with connected() as client, _upload_progress() as progress:
+        found = client.upload_dataset(
+            file, name, columns=columns or None, new_version=new_version, on_progress=progress
+        )
+    _show_dataset(found, json)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    role, equals, column = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not ROLE=COLUMN, as in prompt=question")
+    return role, column
+
+
+@contextmanager
+def _upload_progress() -> Iterator[Any]:
+    """A callback that draws the bytes sent, on a terminal."""
+    from rich.progress import Progress
+
+    from core import printing
+
+    with Progress(console=printing.err, transient=True, disable=not printing.err.is_terminal) as bar:
+        task = bar.add_task("sending", total=None)
+        yield lambda sent, total: bar.update(task, completed=sent, total=total)
+
+
+def _show_dataset(dataset: schemas.Dataset, json: bool) -> None:
+    from core import printing
+
+    if json:
+        printing.as_json(dataset)
+    else:
+        printing.dataset_facts(dataset)
+
+
+@datasets.command("show")
+def datasets_show(name: Named, json: AsJson = False) -> None:
+    """Show a data set and what the check found."""
+    with connected() as client:
+        _show_dataset(client.dataset(name), json)
+
+
+@datasets.command("delete")
+def datasets_delete(name: Named) -> None:
+    """Delete a data set: one version by its id, all of them by name."""
+    with connected() as client:
+        client.delete_dataset(name)
+
+
+# ---- adapters --------------------------------------------------------------------------------------------------------
+
+
+def _show_adapter(adapter: schemas.Adapter, json: bool) -> None:
+    from core import printing
+
+    if json:
+        printing.as_json(adapter)
+    else:
+        printing.adapter_facts(adapter)
+
+
+Version = Annotated[int | None, typer.Option("--version", min=1, help="A version; else the newest.")]
+
+
+@adapters.command("list")
+def adapters_list(limit: Limit = 50, json: AsJson = False) -> None:
+    """List adapters by name."""
+    from core import printing
+
+    with connected() as client:
+        items = client.adapters(limit=limit).items
+    if json:
+        printing.as_json(items)
+    else:
+        printing.table(items, printing.ADAPTER_COLUMNS, "No adapters; train one with `harli submit`.")
+
+
+@adapters.command("upload")
+def adapters_upload(
+    source: Annotated[Path, typer.Argument(help="A peft folder, or a zip or tar of one.")],
+    name: Annotated[str | None, typer.Option(help="Its name; else the folder's.")] = None,
+    new_version: Annotated[bool, typer.Option("--new-version", help="Add a version to a name that exists.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Send an adapter, have it checked and stored."""
+    with connected() as client, _upload_progress() as progress:
+        found = client.upload_adapter(source, name, new_version=new_version, on_progress=progress)
+    _show_adapter(found, json)
+
+
+@adapters.command("deploy")
+def adapters_deploy(name: Named, version: Version = None, json: AsJson = False) -> None:
+    """Serve an adapter."""
+    with connected() as client:
+        _show_adapter(client.deploy_adapter(name, version), json)
+
+
+@adapters.command("undeploy")
+def adapters_undeploy(name: Named, json: AsJson = False) -> None:
+    """Stop serving an adapter."""
+    with connected() as client:
+        _show_adapter(client.undeploy_adapter(name), json)
+
+
+@adapters.command("download")
+def adapters_download(
+    name: Named,
+    destination: Annotated[Path, typer.Option("--to", help="A file, or a folder to put it in.")] = Path(),
+    version: Version = None,
+) -> None:
+    """Save the peft folder as a zip."""
+    with connected() as client:
+        print(client.download_adapter(name, destination, version))
+
+
+@adapters.command("delete")
+def adapters_delete(
+    name: Named,
+    version: Annotated[int | None, typer.Option("--version", min=1, help="A version; else all of them.")] = None,
+) -> None:
+    """Undeploy and delete an adapter."""
+    with connected() as client:
+        client.delete_adapter(name, version)
+
+
+# ---- chat ------------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def chat(
+    message: Annotated[str | None, typer.Argument(help="One question; without it a conversation begins.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A deployed adapter; else the base model.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    json: AsJson = False,
+) -> None:
+    """Chat with the served model or a deployed adapter."""
+    from core import printing
+
+    sampling = {"max_tokens": max_tokens, "temperature": temperature}
+    with connected() as client:
+        if json:
+            if message is None:
+                raise typer.BadParameter("--json needs the question as an argument")
+            reply = client.chat(message, model, stream=False, **sampling)
+            printing.as_json(vars(reply))
+        elif message is not None:
+            _say(client, [{"role": "user", "content": message}], model, sampling)
+        else:
+            _converse(client, model, sampling)
+
+
+def _say(client: Client, turns: list[dict[str, Any]], model: str | None, sampling: dict[str, Any]) -> str:
+    """Print the answer as it comes, and return it."""
+    pieces = []
+    for piece in client.chat(turns, model, **sampling):
+        pieces.append(piece)
+        print(piece, end="", flush=True)
+    print()
+    return "".join(pieces)
+
+
+def _converse(client: Client, model: str | None, sampling: dict[str, Any]) -> None:
+    turns: list[dict[str, Any]] = []
+    while True:
+        try:
+            question = input("> ")
+        except EOFError:
+            return
+        if question.strip():
+            turns.append({"role": "user", "content": question})
+            turns.append({"role": "assistant", "content": _say(client, turns, model, sampling)})
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,186 @@
+"""What the command line prints: JSON for programs, tables for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+from rich.console import Console
+from rich.table import Table
+
+from core.api import schemas
+
+T = TypeVar("T")
+Column = tuple[str, Callable[[T], object]]
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def as_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any]) -> None:
+    """One JSON document on standard output, whatever the terminal is."""
+    print(json.dumps(to_jsonable_python(value), indent=2, ensure_ascii=False))
+
+
+def table(rows: Sequence[T], columns: Sequence[Column[T]], empty: str) -> None:
+    """The rows under their headings, or the sentence `empty`."""
+    if not rows:
+        out.print(empty)
+        return
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for heading, _ in columns:
+        grid.add_column(heading, overflow="fold")
+    for row in rows:
+        grid.add_row(*(_cell(value(row)) for _, value in columns))
+    out.print(grid)
+
+
+def facts(pairs: Sequence[tuple[str, object]]) -> None:
+    """One fact a line; those that are None are left out."""
+    width = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        if value is not None:
+            out.print(f"[bold]{name:{width}}[/]  {_cell(value)}", soft_wrap=True)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, datetime):
+        return age(value)
+    return str(value).replace("[", r"\[")
+
+
+def age(moment: datetime) -> str:
+    """How long ago `moment` was, in its largest unit."""
+    seconds = (datetime.now(UTC) - moment).total_seconds()
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"
+
+
+def size(count: int) -> str:
+    """Bytes in the largest binary unit that leaves a number above one."""
+    number = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024 or unit == "GiB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    raise AssertionError("the last unit takes every number")
+
+
+def steps(job: schemas.Job) -> str:
+    """``step/total`` of a job."""
+    return f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
+
+
+JOB_COLUMNS: Sequence[Column[schemas.Job]] = (
+    ("ID", lambda job: job.id),
+    ("NAME", lambda job: job.name),
+    ("STATE", lambda job: job.state),
+    ("STEP", steps),
+    ("LOSS", lambda job: job.loss),
+    ("DATA SET", lambda job: job.dataset_name),
+    ("ADAPTER", lambda job: job.adapter_name),
+    ("CREATED", lambda job: job.created_at),
+)
+DATASET_COLUMNS: Sequence[Column[schemas.Dataset]] = (
+    ("NAME", lambda dataset: dataset.name),
+    ("VERSION", lambda dataset: dataset.version),
+    ("ROWS", lambda dataset: dataset.report.rows),
+    ("TOKENS", lambda dataset: dataset.report.tokens),
+    ("SIZE", lambda dataset: size(dataset.bytes)),
+    ("CREATED", lambda dataset: dataset.created_at),
+    ("ID", lambda dataset: dataset.id),
+)
+ADAPTER_COLUMNS: Sequence[Column[schemas.Adapter]] = (
+    ("NAME", lambda adapter: adapter.name),
+    ("VERSIONS", lambda adapter: len(adapter.versions)),
+    ("DEPLOYED", lambda adapter: adapter.deployed_version),
+    ("STATE", lambda adapter: adapter.deployment),
+    ("CREATED", lambda adapter: adapter.created_at),
+)
+TARGET_COLUMNS: Sequence[Column[schemas.TargetBody]] = (
+    ("KIND", lambda target: target.kind),
+    ("QUANTILE", lambda target: f"p{target.quantile * 100:g}"),
+    ("MS", lambda target: target.ms),
+)
+
+
+def job_facts(job: schemas.Job) -> None:
+    """A job in full."""
+    facts(
+        [
+            ("id", job.id),
+            ("name", job.name),
+            ("state", job.state),
+            ("waiting for", job.waiting_reason),
+            ("step", steps(job)),
+            ("loss", job.loss),
+            ("first loss", job.first_loss),
+            ("evaluation", job.eval_loss),
+            ("tokens", job.tokens),
+            ("data set", job.dataset_name),
+            ("adapter", f"{job.adapter_name}@{job.adapter_version}" if job.adapter_version else job.adapter_name),
+            ("priority", job.priority),
+            ("resumes", job.resumes),
+            ("created", job.created_at),
+            ("started", job.started_at),
+            ("ended", job.ended_at),
+            ("error", f"{job.error.message} [{job.error.code}]" if job.error else None),
+        ]
+    )
+
+
+def dataset_facts(dataset: schemas.Dataset) -> None:
+    """A data set with its report."""
+    report = dataset.report
+    facts(
+        [
+            ("id", dataset.id),
+            ("name", f"{dataset.name}, version {dataset.version}"),
+            ("format", report.format),
+            ("columns", ", ".join(f"{role}: {column}" for role, column in report.columns.items()) or None),
+            ("rows", f"{report.rows} of {report.rows_read} read"),
+            ("tokens", report.tokens),
+            ("answer tokens", report.answer_tokens),
+            ("longest row", report.longest_row_tokens),
+            ("size", size(dataset.bytes)),
+            ("created", dataset.created_at),
+        ]
+    )
+    for finding in report.findings:
+        style = "red" if finding.level == "error" else "yellow"
+        out.print(f"[{style}]{finding.level}[/] {finding.count} × {_cell(finding.message)}", soft_wrap=True)
+        for example in finding.examples:
+            out.print(f"    {_cell(example)}", soft_wrap=True)
+
+
+def adapter_facts(adapter: schemas.Adapter) -> None:
+    """An adapter with its versions."""
+    facts(
+        [
+            ("name", adapter.name),
+            ("deployed", adapter.deployed_version),
+            ("wanted", adapter.wanted_version),
+            ("state", adapter.deployment),
+            ("error", f"{adapter.error.message} [{adapter.error.code}]" if adapter.error else None),
+        ]
+    )
+    columns: Sequence[Column[schemas.AdapterVersion]] = (
+        ("VERSION", lambda version: version.version),
+        ("ORIGIN", lambda version: version.origin),
+        ("RANK", lambda version: version.rank),
+        ("ALPHA", lambda version: version.alpha),
+        ("SIZE", lambda version: size(version.bytes)),
+        ("JOB", lambda version: version.job_id),
+        ("CREATED", lambda version: version.created_at),
+    )
+    table(adapter.versions, columns, "It has no versions.")
