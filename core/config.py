@@ -41,7 +41,6 @@ class FinetuneSettings(BaseModel):
     policy: Literal["solo", "tasklet_slices"] = "tasklet_slices"
     margin: float = Field(0.15, ge=0, lt=1, description="Share of a latency target that is never planned with.")
     micro_batch_tokens: int = Field(256, ge=32, description="Default tokens of a packed micro-batch.")
-    loss_chunk_tokens: int = Field(128, ge=16, description="Answer tokens per head tasklet.")
 
 
 class Settings(BaseSettings):

@@ -11,10 +11,10 @@ Kind = Literal["cosine", "linear", "constant"]
 def factor(kind: Kind, step: int, total_steps: int, warmup_steps: int) -> float:
     """The share of the peak learning rate for optimizer step `step` (0-based) of `total_steps`.
 
-    The same values as `transformers.get_scheduler` gives for the kind with the same warm-up.
+    As `transformers.get_scheduler`, but the warm-up starts above zero: a short job has no step to give away.
     """
     if step < warmup_steps:
-        return step / max(1, warmup_steps)
+        return (step + 1) / (warmup_steps + 1)
     if kind == "constant":
         return 1.0
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)

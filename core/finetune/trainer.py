@@ -77,13 +77,12 @@ class Trainer:
         spec: JobSpec,
         rows: Sequence[Encoded],
         *,
-        loss_chunk_tokens: int,
         base_name: str,
         resume_from: Path | None = None,
     ) -> None:
         self.spec = spec
         self._rows = rows
-        self._chunk = loss_chunk_tokens
+        self._chunk = _head_chunk(model, spec.micro_batch_tokens)
         self._base = model
         train, evaluation = packing.split(len(rows), spec.evaluation_fraction, spec.seed)
         if len(train) == 0:
@@ -302,6 +301,13 @@ def _packs(spec: JobSpec, lengths: list[int], train: Sequence[int]) -> list[list
             return packs[:wanted]
         if wanted is None and epoch >= epochs:
             return packs
+
+
+def _head_chunk(model: PreTrainedModel, micro_batch_tokens: int) -> int:
+    """Tokens per head tasklet, such that it multiplies about as much as one layer does for the whole micro-batch: the
+    vocabulary's matrix is many layers large, and no tasklet should be much longer than the others."""
+    layer = sum(p.numel() for p in model.model.layers[0].parameters())
+    return max(16, round(micro_batch_tokens * layer / model.lm_head.weight.numel()))
 
 
 def _by_layer(parameters: dict[str, torch.nn.Parameter], layers: int) -> list[list[str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import zmq
 
 from core.config import Settings
 from core.errors import Invalid
@@ -44,7 +45,6 @@ class Attachment:
         model_path = Path(arguments.model_path)
         self._shared = shared_model(model, model_path)
         self._model_path = model_path
-        self._chunk = settings.finetune.loss_chunk_tokens
         device = self._shared.model.embed_tokens.weight.device
         hello = self._hello(settings, device)
         link = EngineEnd(settings.resolved_link_url, hello.engine_id)
@@ -57,7 +57,8 @@ class Attachment:
         )
         if scheduler.idle_sleeper is not None:
             # An idle scheduler sleeps until one of its sockets has something; orders from the link count too.
-            scheduler.idle_sleeper.poller.register(link.socket)
+            for socket in link.wake_sockets:
+                scheduler.idle_sleeper.poller.register(socket, zmq.POLLIN)
         signal.signal(signal.SIGTERM, self._leave)
         activation.report(settings.data_dir, hello)
 
@@ -105,19 +106,16 @@ class Attachment:
         spec = order.spec
         path = Path(spec.dataset_path)
         rows = packing.load_encoded(path, intake_tokenizer.load(self._model_path))
-        for index, row in enumerate(rows):
-            if len(row.ids) > spec.sequence_length:
-                raise Invalid(
-                    "row_too_long",
-                    f"row {index} has {len(row.ids)} tokens, the job's sequence_length is {spec.sequence_length}; "
-                    "raise it (and micro_batch_tokens) or shorten the row",
-                    "sequence_length",
-                )
+        packing.check_lengths(
+            path,
+            [len(row.ids) for row in rows],
+            micro_batch_tokens=spec.micro_batch_tokens,
+            sequence_length=spec.sequence_length,
+        )
         return Trainer(
             self._shared,
             spec,
             rows,
-            loss_chunk_tokens=self._chunk,
             base_name=self._model_path.name,
             resume_from=Path(order.resume_from) if order.resume_from else None,
         )
