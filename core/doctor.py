@@ -139,6 +139,7 @@ def _weights_gib(settings: Settings) -> float:
         folder = model_folder.location(settings)
         if folder is not None:
             return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**30
+        # From 4 bits and two scales a block to float32.
         return 5.5 * model_folder.package_file().stat().st_size / 2**30
     except HarliError:
         return 0.0
@@ -275,8 +276,8 @@ def _database(settings: Settings) -> Iterator[Finding]:
     remedy = "correct HARLI_DATABASE_URL, e.g. postgresql+psycopg://USER:PASSWORD@HOST/DATABASE"
     try:
         url = make_url(settings.resolved_database_url)
-    except ArgumentError as error:
-        yield Finding("database", "missing", str(error), remedy)
+    except ArgumentError:
+        yield Finding("database", "missing", "HARLI_DATABASE_URL is no SQLAlchemy URL", remedy)
         return
     shown = url.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
