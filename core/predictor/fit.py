@@ -70,16 +70,20 @@ class TwoStage:
         predicted: Array = self._two_stage(sizes) * np.exp(self._residual.at(sizes))
         return predicted
 
-    def longest(self, sizes: Sizes) -> tuple[Array, Array]:
-        """For each step the ms without attention and the ms that a token of the longest request costs at least."""
-        terms = self._terms(sizes)
-        factor = (1 + self._phi_of(sizes)) * np.exp(self._residual.at(sizes))[:, None]
-        per_token: Array = self._alone[self._part(sizes), -1] * self._waves(sizes) * factor[:, 3]
-        return (terms[:, :2] * factor[:, :2]).sum(axis=1), per_token
+    def ms_of_longest(self, sizes: Sizes) -> Array:
+        """Predicted ms of each step, were it only for its longest request."""
+        constant, dense, _, by_longest = self._beside_terms(sizes).T
+        predicted: Array = (constant + dense + by_longest) * np.exp(self._residual.at(sizes))
+        return predicted
 
     def _two_stage(self, sizes: Sizes) -> Array:
-        predicted: Array = (self._terms(sizes) * (1 + self._phi_of(sizes))).sum(axis=1)
+        constant, dense, by_total, by_longest = self._beside_terms(sizes).T
+        predicted: Array = constant + dense + np.maximum(by_total, by_longest)
         return predicted
+
+    def _beside_terms(self, sizes: Sizes) -> Array:
+        terms: Array = self._terms(sizes) * (1 + self._phi_of(sizes))
+        return terms
 
     def _part(self, sizes: Sizes) -> NDArray[np.int64]:
         return np.searchsorted(self._parts, sizes.decode_sms)
@@ -89,14 +93,11 @@ class TwoStage:
         return waves
 
     def _terms(self, sizes: Sizes) -> Array:
-        """(constant, batch, K, L) in ms of each step alone; one of the last two is 0."""
+        """(constant, batch, K, L) in ms of each step alone, of which the larger of the last two counts."""
         own = self._alone[self._part(sizes)]
         dense = (own[:, 1:4] * _tiles(sizes.batch)).sum(axis=1)
-        by_total = own[:, 4] * sizes.kv_tokens
         by_longest = own[:, 5] * self._waves(sizes) * sizes.max_kv
-        return np.stack(
-            [own[:, 0], dense, by_total * (by_total >= by_longest), by_longest * (by_longest > by_total)], axis=1
-        )
+        return np.stack([own[:, 0], dense, own[:, 4] * sizes.kv_tokens, by_longest], axis=1)
 
     def _phi_of(self, sizes: Sizes) -> Array:
         phi = np.zeros((len(sizes), 4))
@@ -132,6 +133,7 @@ class TwoStage:
     def _fit_beside(self, sizes: Sizes, ms: Array, shares: Array) -> Array:
         """φ (partitions, 4) of one kind of layout."""
         terms = self._terms(sizes)
+        terms[:, 2:] *= terms[:, 2:] == terms[:, 2:].max(axis=1, keepdims=True)
         group = np.searchsorted(shares, sizes.share)
         pull = np.full(len(shares), _PULL_BESIDE)
         return _pooled(terms / ms[:, None], 1 - terms.sum(axis=1) / ms, group, shares, pull)

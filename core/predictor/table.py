@@ -1,5 +1,5 @@
-"""A fitted model written out over captured batch sizes and KV tokens, so that looking one up takes well under a
-microsecond."""
+"""A fitted model written out over captured batch sizes, KV tokens and the longest request, so that looking one up takes
+about a microsecond and the answer never falls when one of them rises."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy as np
 from core.policy.types import Layout
 from core.predictor.sizes import Array, Sizes, sizes_of
 
-STEPS = 24  # KV tokens are tabulated at their maximum times (n / STEPS)²
+STEPS = 24  # tokens are tabulated at their maximum times (n / STEPS)²
 
 
 class Grid:
     """The sizes that tables cover: captured batches, KV tokens up to `max_kv_tokens`, requests up to `max_kv` tokens.
 
-    rows: batch → row, a batch that was not captured having the row of the next larger one.
+    rows: batch → row, a batch that was not captured having the row of the next larger one; kv_scale, length_scale:
+    the column of a number of tokens is its square root times that.
     """
 
     def __init__(self, captured: tuple[int, ...], max_kv_tokens: int, max_kv: int) -> None:
@@ -25,37 +26,38 @@ class Grid:
         self.rows = [bisect_left(self.batches, batch) for batch in range(self.batches[-1] + 1)]
         self.max_kv_tokens = max_kv_tokens
         self.max_kv = max_kv
-        self.scale = STEPS / sqrt(max_kv_tokens)
+        self.kv_scale = STEPS / sqrt(max_kv_tokens)
+        self.length_scale = STEPS / sqrt(max_kv)
 
-    def sizes(self, layout: Layout, beside: bool, sms: int) -> Sizes:
-        """Every (batch, KV tokens) of the grid, batches first. No request is long: with the longest request at the
-        mean, a smaller batch would have longer ones, and a table that rises with the batch would be far too high."""
+    def by_kv_tokens(self, layout: Layout, beside: bool, sms: int) -> Sizes:
+        """Every (batch, KV tokens), batches first, as if no request were long; a batch has no more tokens than requests
+        of `max_kv` give it."""
         kv = self.max_kv_tokens * (np.arange(STEPS + 1) / STEPS) ** 2
         return sizes_of(
-            [(layout, beside, batch, max(tokens, batch), 0.0) for batch in self.batches for tokens in kv],
+            [
+                (layout, beside, batch, min(max(tokens, batch), batch * self.max_kv), 0.0)
+                for batch in self.batches
+                for tokens in kv
+            ],
             sms,
         )
 
-
-def rising(grid: Grid, values: Array) -> Array:
-    """`values` at `Grid.sizes`, raised where they fell although batch or KV tokens rose."""
-    table = values.reshape(len(grid.batches), STEPS + 1)
-    raised: Array = np.maximum.accumulate(np.maximum.accumulate(table, axis=0), axis=1)
-    return raised.ravel()
+    def by_length(self, layout: Layout, beside: bool, sms: int) -> Sizes:
+        """Every (batch, tokens of the longest request), batches first, the others being as long."""
+        lengths = self.max_kv * (np.arange(STEPS + 1) / STEPS) ** 2
+        return sizes_of([(layout, beside, b, b * max(n, 1.0), max(n, 1.0)) for b in self.batches for n in lengths], sms)
 
 
 class StepTable:
-    """A duration in ms of, or next to, a decode step, over the grid's sizes."""
+    """A duration in ms of a decode step: the longer of what its KV tokens and what its longest request ask for."""
 
-    __slots__ = ("_base", "_grid", "_per_token", "_rows")
+    __slots__ = ("_by_kv", "_by_length", "_grid")
 
-    def __init__(self, grid: Grid, values: Array, base: Array | None = None, per_token: Array | None = None) -> None:
-        """values: ms at `Grid.sizes`; base, per_token: there too, the ms that a step takes at least for its longest
-        request, ``base + per_token · max_kv``."""
+    def __init__(self, grid: Grid, by_kv: Array, by_length: Array) -> None:
+        """by_kv: ms at `Grid.by_kv_tokens`; by_length: ms at `Grid.by_length`. Both are levelled where they fall."""
         self._grid = grid
-        self._rows = _table(grid, values)
-        self._base = _table(grid, np.zeros_like(values) if base is None else base)
-        self._per_token = _table(grid, np.zeros_like(values) if per_token is None else per_token)
+        self._by_kv = _rows(_rising(_shaped(grid, by_kv)))
+        self._by_length = _rows(_rising(_shaped(grid, by_length)))
 
     def ms(self, padded: int, kv_tokens: int, max_kv: int) -> float:
         """ms of a step; ``inf`` outside the grid."""
@@ -63,16 +65,48 @@ class StepTable:
         if padded >= len(grid.rows) or kv_tokens > grid.max_kv_tokens or max_kv > grid.max_kv:
             return inf
         row = grid.rows[padded]
-        at = sqrt(kv_tokens) * grid.scale
+        at = sqrt(kv_tokens) * grid.kv_scale
         low = int(at)
-        values = self._rows[row]
+        values = self._by_kv[row]
         ms = values[low] + (values[low + 1] - values[low]) * (at - low)
-        longest = self._base[row][low] + self._per_token[row][low] * max_kv
+        at = sqrt(max_kv) * grid.length_scale
+        low = int(at)
+        values = self._by_length[row]
+        longest = values[low] + (values[low + 1] - values[low]) * (at - low)
         return longest if longest > ms else ms
 
 
-def _table(grid: Grid, values: Array) -> list[list[float]]:
-    """Rows by batch, the last column twice so that the maximum of KV tokens needs no special case."""
-    table = values.reshape(len(grid.batches), STEPS + 1)
+class FactorTable:
+    """A factor that depends on the decode step next to it, at the nearest tabulated size."""
+
+    __slots__ = ("_grid", "_rows")
+
+    def __init__(self, grid: Grid, factors: Array) -> None:
+        """factors: at `Grid.by_kv_tokens`."""
+        self._grid = grid
+        self._rows = _rows(_shaped(grid, factors))
+
+    def factor(self, padded: int, kv_tokens: int) -> float:
+        """The factor; ``inf`` outside the grid."""
+        grid = self._grid
+        if padded >= len(grid.rows) or kv_tokens > grid.max_kv_tokens:
+            return inf
+        return self._rows[grid.rows[padded]][int(sqrt(kv_tokens) * grid.kv_scale + 0.5)]
+
+
+def _shaped(grid: Grid, values: Array) -> Array:
+    return values.reshape(len(grid.batches), STEPS + 1)
+
+
+def _rising(table: Array) -> Array:
+    """The middle between the lowest table above it and the highest below it that never fall along rows or columns."""
+    above = np.maximum.accumulate(np.maximum.accumulate(table, axis=0), axis=1)
+    below = np.minimum.accumulate(np.minimum.accumulate(table[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
+    middle: Array = (above + below) / 2
+    return middle
+
+
+def _rows(table: Array) -> list[list[float]]:
+    """Rows by batch, the last column twice so that the maximum of tokens needs no special case."""
     rows: list[list[float]] = np.concatenate([table, table[:, -1:]], axis=1).tolist()
     return rows

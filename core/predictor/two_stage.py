@@ -17,11 +17,11 @@ import numpy as np
 from core.errors import Invalid
 from core.policy.types import WHOLE, Layout, TaskletKind
 from core.predictor.fit import TwoStage
-from core.predictor.profile import Kind, Point, Profile
+from core.predictor.profile import Point, Profile
 from core.predictor.sizes import sizes_of
 from core.predictor.slowdown import Slowdown
 from core.predictor.stale import MissWatch
-from core.predictor.table import STEPS, Grid, StepTable, rising
+from core.predictor.table import STEPS, FactorTable, Grid, StepTable
 from core.predictor.window import RollingQuantile
 
 _DEVICE_FORGETTING, _OWN_FORGETTING = 0.96, 0.995
@@ -86,15 +86,24 @@ class _Surface:
 
 
 class _Tasklet:
-    """Tasklets of a kind in a layout: ms alone and over the grid of decode steps beside, and what was learnt since."""
+    """Tasklets of a kind in a layout: ms on the whole device, the factors on the finetune part alone and next to
+    decode, and what was learnt since."""
 
-    __slots__ = ("alone_ms", "beside", "bound", "scale")
+    __slots__ = ("_alone", "_beside", "_whole_ms", "bound", "scale")
 
-    def __init__(self, alone_ms: float, beside: StepTable | None, prior: float, miss: float) -> None:
-        self.alone_ms = alone_ms
-        self.beside = beside
+    def __init__(self, whole_ms: float, alone: float, beside: FactorTable | None, prior: float, miss: float) -> None:
+        self._whole_ms = whole_ms
+        self._alone = alone
+        self._beside = beside
         self.bound = _Bound(1, prior, miss)
         self.scale = _Scale(_OWN_FORGETTING, 0.02)
+
+    def ms(self, padded: int, kv_tokens: int) -> float:
+        """As predicted, before the bound."""
+        factor = self._alone
+        if padded and self._beside is not None:
+            factor = self._beside.factor(padded, kv_tokens)
+        return self._whole_ms * factor * self.scale.value
 
 
 class TwoStagePredictor:
@@ -151,7 +160,7 @@ class TwoStagePredictor:
         if ms == inf:
             return inf
         grid = self._grid
-        bucket = self._bucket_of_row[grid.rows[padded]] + int(sqrt(kv_tokens) * grid.scale) // _KV_STEPS
+        bucket = self._bucket_of_row[grid.rows[padded]] + int(sqrt(kv_tokens) * grid.kv_scale) // _KV_STEPS
         return ms * surface.scale.value * self._device.value * surface.bound.factors[bucket]
 
     def tasklet_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
@@ -159,12 +168,7 @@ class TwoStagePredictor:
         tasklet = self._tasklets.get((layout, kind))
         if tasklet is None:
             return inf
-        ms = tasklet.alone_ms
-        if padded:
-            if tasklet.beside is None:
-                return inf
-            ms = tasklet.beside.ms(padded, kv_tokens, 0)
-        return ms * tasklet.scale.value * tasklet.bound.factors[0]
+        return tasklet.ms(padded, kv_tokens) * tasklet.bound.factors[0]
 
     def observe_step(
         self,
@@ -181,7 +185,7 @@ class TwoStagePredictor:
         if surface is None or predicted == inf:
             return False
         grid = self._grid
-        bucket = self._bucket_of_row[grid.rows[padded]] + int(sqrt(kv_tokens) * grid.scale) // _KV_STEPS
+        bucket = self._bucket_of_row[grid.rows[padded]] + int(sqrt(kv_tokens) * grid.kv_scale) // _KV_STEPS
         device = self._device
         ratio = ms / (predicted * surface.scale.value * device.value)
         missed = ratio > surface.bound.factors[bucket]
@@ -197,49 +201,43 @@ class TwoStagePredictor:
     ) -> None:
         """Learn one tasklet."""
         tasklet = self._tasklets.get((layout, kind))
-        if tasklet is None:
+        predicted = tasklet.ms(padded, kv_tokens) if tasklet is not None else inf
+        if tasklet is None or predicted == inf:
             return
-        predicted = tasklet.alone_ms
-        if padded:
-            predicted = tasklet.beside.ms(padded, kv_tokens, 0) if tasklet.beside is not None else inf
-        if predicted == inf:
-            return
-        ratio = ms / (predicted * tasklet.scale.value)
-        tasklet.bound.learn(0, ratio)
-        tasklet.scale.learn(ratio)
+        tasklet.bound.learn(0, ms / predicted)
+        tasklet.scale.learn(ms / predicted)
 
     def _fit_steps(self, profile: Profile) -> None:
         """Tables and bounds of every (layout, kind); a kind that was not measured by itself takes what was measured
         with all kinds in turn."""
-        by_kind: dict[Kind | None, list[Point]] = {}
-        for point in profile.points:
-            by_kind.setdefault(point.beside, []).append(point)
-        alone = by_kind.pop(None)
-        fitted = {kind: self._tables(profile, alone, points) for kind, points in by_kind.items()}
-        for layout, (table, tail) in self._tables(profile, alone, alone).items():
+        points = profile.points
+        alone = [point for point in points if point.beside is None]
+        for layout, (table, tail) in self._tables(profile, list(points), beside=False).items():
             self._steps[layout, None] = _Surface(table, _Bound(self._bucket_count, tail, self._miss))
+        fitted = {
+            kind: self._tables(profile, alone + [p for p in points if p.beside == kind], beside=True)
+            for kind in {point.beside for point in points} - {None}
+        }
         for kind in _KINDS:
             for layout, (table, tail) in fitted.get(kind, fitted.get("mix", {})).items():
                 self._steps[layout, kind] = _Surface(table, _Bound(self._bucket_count, tail, self._miss))
 
-    def _tables(
-        self, profile: Profile, alone: list[Point], points: list[Point]
-    ) -> dict[Layout, tuple[StepTable, float]]:
-        """Layout → table of the steps in `points`, all alone or all beside one kind, and p99 ÷ fit at its worst."""
-        sms, grid, beside = profile.machine.sms, self._grid, points is not alone
-        model = TwoStage(alone + points if beside else alone, sms, profile.kv_heads)
+    def _tables(self, profile: Profile, points: list[Point], *, beside: bool) -> dict[Layout, tuple[StepTable, float]]:
+        """Fit `points`; layout → table of its steps alone or beside, and their p99 ÷ fit at its worst."""
+        sms, grid = profile.machine.sms, self._grid
+        model = TwoStage(points, sms, profile.kv_heads)
+        points = [point for point in points if (point.beside is not None) == beside]
         fitted = model.ms(sizes_of([(p.layout, beside, p.batch, p.kv_tokens, p.max_kv) for p in points], sms))
         tails: dict[Layout, float] = {}
         for point, ms in zip(points, fitted, strict=True):
             tails[point.layout] = max(tails.get(point.layout, 1.0), point.p99_ms / float(ms))
         tables: dict[Layout, tuple[StepTable, float]] = {}
         for layout, tail in tails.items():
-            sizes = grid.sizes(layout, beside, sms)
-            ms = model.ms(sizes)
-            if beside:
-                ms = np.maximum(ms, model.ms(grid.sizes(_alone(layout), False, sms)))
-            base, per_token = model.longest(sizes)
-            tables[layout] = StepTable(grid, rising(grid, ms), rising(grid, base), rising(grid, per_token)), tail
+            by_kv = model.ms(grid.by_kv_tokens(layout, beside, sms))
+            by_length = model.ms_of_longest(grid.by_length(layout, beside, sms))
+            if beside:  # finetuning does not make decode faster
+                by_kv = np.maximum(by_kv, model.ms(grid.by_kv_tokens(_alone(layout), False, sms)))
+            tables[layout] = StepTable(grid, by_kv, by_length), tail
         return tables
 
     def _fit_tasklets(self, profile: Profile) -> None:
@@ -250,11 +248,12 @@ class TwoStagePredictor:
             raise Invalid("bad_profile", f"profile: {error}; `harli profile` makes a new one", "profile") from error
         tail = max(point.p99_ms / point.ms for point in profile.tasklets)
         for layout in dict.fromkeys([WHOLE, *(layout for layout, kind in self._steps if kind is not None)]):
-            factors = None if layout == WHOLE else slow.factors(grid.sizes(layout, True, sms))
+            beside = None
+            if layout != WHOLE:
+                beside = FactorTable(grid, slow.factors(grid.by_kv_tokens(layout, True, sms)))
             for kind, whole_ms in slow.whole_ms.items():
-                alone_ms = whole_ms * (1.0 if layout == WHOLE else slow.alone.get(layout, inf))
-                beside = None if factors is None else StepTable(grid, factors * whole_ms)
-                self._tasklets[layout, kind] = _Tasklet(alone_ms, beside, tail, self._miss)
+                alone = 1.0 if layout == WHOLE else slow.alone.get(layout, inf)
+                self._tasklets[layout, kind] = _Tasklet(whole_ms, alone, beside, tail, self._miss)
 
 
 def _alone(layout: Layout) -> Layout:
