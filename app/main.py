@@ -1,0 +1,30 @@
+"""The console's entry point: ``streamlit run app/main.py`` (settings: HARLI_* and harli.toml)."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app.ui.page import forget_faults
+from app.ui.sidebar import status
+from app.ui.theme import ICON, apply_page_style, show_brand
+
+st.set_page_config(page_title="Harli", page_icon=ICON, layout="wide")
+apply_page_style()
+show_brand()
+
+page = st.navigation(
+    [
+        st.Page("views/overview.py", title="Overview", icon=":material/monitoring:", default=True),
+        st.Page("views/jobs.py", title="Jobs", icon=":material/model_training:"),
+        st.Page("views/datasets.py", title="Data sets", icon=":material/database:"),
+        st.Page("views/adapters.py", title="Adapters", icon=":material/extension:"),
+        st.Page("views/playground.py", title="Playground", icon=":material/forum:"),
+        st.Page("views/targets.py", title="Targets", icon=":material/target:"),
+    ]
+)
+if st.session_state.get("_page") != page.title:
+    st.session_state["_page"] = page.title
+    forget_faults()
+with st.sidebar:
+    status()
+page.run()

@@ -1,0 +1,185 @@
+"""Live charts: option objects for Streamlit's ECharts element, drawn under a fixed key.
+
+With its key and renderer unchanged the element keeps its canvas and takes the new option in one frame, so nothing
+flickers. Time axes show the viewer's zone because the browser formats them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import streamlit as st
+
+from app.ui.theme import colours
+from core.api.schemas import JobMetric, TelemetryPoint
+
+Option = dict[str, Any]
+Pick = Callable[[TelemetryPoint], float | None]
+_SMOOTHING_STEPS = 10
+
+
+def _line(name: str, colour: str, data: Sequence[Sequence[float | None]], **extra: Any) -> Option:
+    return {
+        "name": name, "type": "line", "data": data, "showSymbol": False, "color": colour, "connectNulls": False,
+        "lineStyle": {"width": 1.6}, "emphasis": {"disabled": True}, **extra,
+    }  # fmt: skip
+
+
+def _option(series: list[Option], x_axis: Option, unit: str, decimals: int = 1, **y_axis: Any) -> Option:
+    # The unit stands in a printf format, where a percent sign is written twice.
+    unit = unit.replace("%", "%%")
+    return {
+        "animation": False,
+        "grid": {"left": 4, "right": 10, "top": 34, "bottom": 2, "containLabel": True},
+        "legend": {"top": 0, "left": 0, "icon": "roundRect", "itemWidth": 12, "itemHeight": 4, "itemGap": 14},
+        "tooltip": {"trigger": "axis", "confine": True, "valueFormatter": f"%,.{decimals}f {unit}"},
+        "xAxis": {"axisTick": {"show": False}, "splitLine": {"show": False}, **x_axis},
+        "yAxis": {"type": "value", "splitNumber": 4, **y_axis},
+        "series": series,
+    }
+
+
+def _times(points: Sequence[TelemetryPoint], pick: Pick) -> list[list[float | None]]:
+    rows: list[list[float | None]] = []
+    for point in points:
+        value = pick(point)
+        rows.append([round(point.time.timestamp() * 1000), None if value is None else round(value, 3)])
+    return rows
+
+
+def _window(points: Sequence[TelemetryPoint], seconds: int) -> Option:
+    """The time axis: `seconds` up to the newest point, so that the chart scrolls instead of rescaling."""
+    if not points:
+        return {"type": "time"}
+    end = round(points[-1].time.timestamp() * 1000)
+    return {"type": "time", "min": end - seconds * 1000, "max": end, "splitNumber": 4}
+
+
+def latency(points: Sequence[TelemetryPoint], seconds: int, target_ms: float | None) -> Option:
+    """ITL p50 and p99 of decode against its target, ms."""
+    palette = colours()
+    axis = _window(points, seconds)
+    series = [
+        _line("p50", palette.decode_soft, _times(points, lambda point: point.itl_p50_ms)),
+        _line("p99", palette.decode, _times(points, lambda point: point.itl_p99_ms)),
+    ]
+    if target_ms is not None and points:
+        ends: list[list[float | None]] = [[axis["min"], target_ms], [axis["max"], target_ms]]
+        dashed = {"lineStyle": {"width": 1.4, "type": "dashed"}, "tooltip": {"show": False}}
+        series.append(_line(f"target {target_ms:,.0f} ms", palette.target, ends, **dashed))
+    return _option(series, axis, "ms")
+
+
+def stalls(points: Sequence[TelemetryPoint], seconds: int) -> Option:
+    """Gaps that a prefill stretched, and the time to first token, ms; both apart from the ITL."""
+    palette = colours()
+    bars = {
+        "name": "stalls p99", "type": "bar", "color": palette.stall, "barMaxWidth": 4,
+        "data": _times(points, lambda point: point.stall_p99_ms),
+    }  # fmt: skip
+    first = _line("TTFT p99", palette.decode, _times(points, lambda point: point.ttft_p99_ms), connectNulls=True)
+    return _option([bars, first], _window(points, seconds), "ms")
+
+
+def throughput(points: Sequence[TelemetryPoint], seconds: int) -> Option:
+    """Decode and finetune tokens per second."""
+    palette = colours()
+    series = [
+        _line("decode", palette.decode, _times(points, lambda point: point.decode_tokens_s)),
+        _line("finetune", palette.finetune, _times(points, lambda point: point.finetune_tokens_s)),
+    ]
+    return _option(series, _window(points, seconds), "tokens/s", 0)
+
+
+def device(points: Sequence[TelemetryPoint], seconds: int) -> Option:
+    """The device's busy time, split into decode and finetuning, percent."""
+    palette = colours()
+    split: list[tuple[str, str, Pick]] = [
+        ("decode", palette.decode, lambda point: point.decode_share * 100),
+        ("finetune", palette.finetune, lambda point: point.finetune_share * 100),
+    ]
+    series = [
+        _line(name, colour, _times(points, pick), stack="busy", areaStyle={"opacity": 0.35}, lineStyle={"width": 1})
+        for name, colour, pick in split
+    ]
+    return _option(series, _window(points, seconds), "%", 0, min=0, max=100, interval=25)
+
+
+def load(points: Sequence[TelemetryPoint], seconds: int) -> Option:
+    """Requests in the decode batch and requests that wait."""
+    palette = colours()
+    series = [
+        _line("in the batch", palette.decode, _times(points, lambda point: point.batch), step="end"),
+        _line("waiting", palette.target, _times(points, lambda point: point.waiting), step="end"),
+    ]
+    return _option(series, _window(points, seconds), "requests", 1, minInterval=1, min=0)
+
+
+def kv_cache(points: Sequence[TelemetryPoint], seconds: int) -> Option:
+    """KV cache in use, percent of its tokens."""
+    pick: Pick = lambda point: 100 * point.kv_used / point.kv_total if point.kv_total else None  # noqa: E731
+    series = [_line("KV cache", colours().decode, _times(points, pick), areaStyle={"opacity": 0.2})]
+    return _option(series, _window(points, seconds), "%", 1, min=0, max=100, interval=25)
+
+
+def smoothed(values: Sequence[float], steps: int = _SMOOTHING_STEPS) -> list[float]:
+    """Exponential moving average over about `steps` values, without the start's bias towards zero."""
+    decay = 1 - 1 / steps
+    mean, weight = 0.0, 0.0
+    out = []
+    for value in values:
+        mean = decay * mean + (1 - decay) * value
+        weight = decay * weight + (1 - decay)
+        out.append(mean / weight)
+    return out
+
+
+def loss(metrics: Sequence[JobMetric], total_steps: int | None) -> Option:
+    """Training loss per step, its moving average and the evaluation loss."""
+    palette = colours()
+    steps = [metric.step for metric in metrics if metric.loss is not None]
+    losses = [metric.loss for metric in metrics if metric.loss is not None]
+    raw: list[list[float | None]] = [[step, round(value, 5)] for step, value in zip(steps, losses, strict=True)]
+    mean: list[list[float | None]] = [
+        [step, round(value, 5)] for step, value in zip(steps, smoothed(losses), strict=True)
+    ]
+    held_out: list[list[float | None]] = [
+        [metric.step, round(metric.eval_loss, 5)] for metric in metrics if metric.eval_loss is not None
+    ]
+    series = [
+        _line("loss per step", palette.finetune_soft, raw, lineStyle={"width": 1}),
+        _line(f"average of {_SMOOTHING_STEPS} steps", palette.finetune, mean, lineStyle={"width": 2}),
+    ]
+    if held_out:
+        series.append(_line("evaluation", palette.decode, held_out, showSymbol=True, symbol="circle", symbolSize=6))
+    return _option(series, _steps(total_steps), "", 3, scale=True)
+
+
+def gradient_norm(metrics: Sequence[JobMetric], total_steps: int | None) -> Option:
+    """Gradient norm before clipping, per step."""
+    norms: list[list[float | None]] = [
+        [metric.step, round(metric.grad_norm, 5)] for metric in metrics if metric.grad_norm is not None
+    ]
+    return _option([_line("gradient norm", colours().stall, norms)], _steps(total_steps), "", 3, min=0)
+
+
+def learning_rate(metrics: Sequence[JobMetric], total_steps: int | None) -> Option:
+    """Learning rate per step."""
+    rates: list[list[float | None]] = [
+        [metric.step, metric.learning_rate] for metric in metrics if metric.learning_rate is not None
+    ]
+    option = _option([_line("learning rate", colours().decode, rates)], _steps(total_steps), "", 6, min=0)
+    option["yAxis"]["axisLabel"] = {"showMinLabel": True}
+    return option
+
+
+def _steps(total: int | None) -> Option:
+    axis: Option = {"type": "value", "minInterval": 1, "min": 0}
+    return {**axis, "max": total} if total else axis
+
+
+def chart(title: str, option: Option, *, key: str, height: int = 210, note: str = "") -> None:
+    """Draw a live chart under its heading."""
+    st.markdown(f"**{title}**" + (f" :small[:gray[{note}]]" if note else ""))
+    st.echarts_chart(option, key=key, height=height, alt=title)

@@ -1,0 +1,163 @@
+"""One job: its figures, loss, events, log and settings, and what can be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import streamlit as st
+
+from app.ui import charts, job_form
+from app.ui.data import REFRESH_S, client, log_of, metrics_of
+from app.ui.page import attempt, reading, show_faults
+from app.ui.states import ENDED, PAUSABLE, RESUMABLE, badge, job_tone, remaining, seconds_per_step
+from app.ui.table import Cell, Column, Row, cell, table
+from app.ui.text import number, plain, when
+from app.ui.tiles import BarPart, Tile, tiles
+from core.api.schemas import Job, JobEvent, JobMetric
+
+_LOG_LINES = 500
+
+
+def draw(job: Job) -> None:
+    """The job's page. It is drawn anew when the job's state changes; its figures refresh by themselves."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button("All jobs", icon=":material/arrow_back:", type="tertiary", on_click=_close, key="all_jobs")
+        st.markdown(f"`{job.id}`")
+    st.title(plain(job.name), anchor=False)
+    _lineage(job)
+    _actions(job)
+    show_faults()
+    if job.error:
+        where = f" · field `{job.error.param}`" if job.error.param else ""
+        st.error(f"{plain(job.error.message)}  \n`{job.error.code}`{where}", icon=":material/error:")
+    if job.state in ENDED:
+        _figures(job.id, job.state)
+    else:
+        st.fragment(_figures, run_every=REFRESH_S)(job.id, job.state)
+
+
+def _close() -> None:
+    st.query_params.pop("job", None)
+
+
+def _lineage(job: Job) -> None:
+    trained = f"{job.adapter_name}@{job.adapter_version}" if job.adapter_version else job.adapter_name
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        st.markdown(badge(job.state, job_tone(job.state)), width="content")
+        st.page_link(
+            "views/datasets.py", label=f"data set {job.dataset_name}", icon=":material/database:",
+            query_params={"dataset": job.dataset_id},
+        )  # fmt: skip
+        st.page_link(
+            "views/adapters.py", label=f"adapter {trained}", icon=":material/extension:",
+            query_params={"adapter": job.adapter_name}, disabled=job.adapter_version is None,
+        )  # fmt: skip
+        times = [("submitted", job.created_at), ("started", job.started_at), ("ended", job.ended_at)]
+        st.caption(" · ".join(f"{word} {when(time)}" for word, time in times if time), width="content")
+
+
+def _actions(job: Job) -> None:
+    """Only what the job's state allows."""
+    with st.container(horizontal=True):
+        if job.state in PAUSABLE:
+            st.button("Pause", icon=":material/pause:", key="pause", on_click=_act, args=("Pausing", "pause", job))
+        if job.state in RESUMABLE:
+            st.button(
+                "Resume", icon=":material/play_arrow:", type="primary", key="resume", on_click=_act,
+                args=("Resuming", "resume", job),
+            )  # fmt: skip
+        if job.state not in ENDED:
+            _stop(job)
+            with st.popover("Priority", icon=":material/low_priority:", key="priority_ask"):
+                st.number_input("Priority (higher runs earlier)", -100, 100, job.priority, key="priority")
+                st.button("Set priority", key="priority_set", on_click=_act, args=("Reordering", "priority", job))
+        st.button("Clone", icon=":material/content_copy:", key="clone", on_click=_clone, args=(job,))
+
+
+def _stop(job: Job) -> None:
+    with st.popover("Stop", icon=":material/stop:", key="stop_ask"):
+        st.markdown(f"End **{plain(job.name)}** now?")
+        if job.step > 0:
+            st.button(
+                "Stop and keep the adapter", icon=":material/save:", key="stop_save", on_click=_act,
+                args=("Stopping", "stop_save", job), help="The adapter is stored as it stands now",
+            )  # fmt: skip
+        st.button(
+            "Stop and discard", type="primary", icon=":material/delete:", key="stop_discard", on_click=_act,
+            args=("Stopping", "stop", job), help="What was learned is thrown away",
+        )  # fmt: skip
+
+
+def _act(doing: str, action: str, job: Job) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "pause": lambda: client().pause_job(job.id),
+        "resume": lambda: client().resume_job(job.id),
+        "stop": lambda: client().stop_job(job.id, save=False),
+        "stop_save": lambda: client().stop_job(job.id, save=True),
+        "priority": lambda: client().update_job(job.id, priority=int(st.session_state["priority"])),
+    }
+    attempt(f"{doing} the job", calls[action], f"{doing} {job.name}")
+
+
+def _clone(job: Job) -> None:
+    job_form.fill(job_form.fields_of(job))
+    st.session_state["view"] = "New job"
+    _close()
+
+
+def _tiles(job: Job, metrics: list[JobMetric]) -> list[Tile]:
+    per_step = seconds_per_step(metrics)
+    done = job.step / job.total_steps if job.total_steps else 0.0
+    fell = f"from {number(job.first_loss, 3)}" if job.first_loss is not None else "of the newest step"
+    return [
+        Tile(
+            "Step", number(job.step), f"of {number(job.total_steps)}" if job.total_steps else "",
+            f"epoch {number(job.epoch, 2)}", bar=(BarPart(done, "finetune"),),
+        ),
+        Tile("Time left", remaining(job, metrics), "", f"{number(per_step, 2)} s per step" if per_step else ""),
+        Tile("Loss", number(job.loss, 3), "", fell),
+        Tile("Evaluation loss", number(job.eval_loss, 3), "", "on held-out rows"),
+        Tile("Tokens trained", number(job.tokens), "", "padding not counted"),
+        Tile("Resumed", number(job.resumes), "times" if job.resumes != 1 else "time", f"priority {job.priority}"),
+    ]  # fmt: skip
+
+
+def _figures(job_id: str, drawn_state: str) -> None:
+    """What moves while a job runs."""
+    with reading("the job"):
+        job = client().job(job_id)
+        metrics, events, log = metrics_of(job_id), client().job_events(job_id), log_of(job_id, _LOG_LINES)
+    if job.state != drawn_state:
+        st.rerun()
+    if job.waiting_reason:
+        st.info(plain(job.waiting_reason), icon=":material/hourglass_top:")
+    tiles(_tiles(job, metrics), key="job_figures", columns=6)
+    left, right = st.columns([2, 1], gap="medium")
+    with left:
+        if metrics:
+            charts.chart("Loss", charts.loss(metrics, job.total_steps), key="loss", height=300)
+        else:
+            st.markdown("**Loss**")
+            st.caption("The first point comes with the first optimizer step.")
+    with right:
+        st.markdown("**Events**")
+        with st.container(height=310, border=False):
+            columns = [Column("When", "time"), Column("What")]
+            table(columns, [_event(event) for event in reversed(events)], key="events", openable=False)
+    shown, learning, given = st.tabs(["Log", "Learning rate and gradients", "Settings"], key="job_tabs")
+    with shown:
+        lines = [f"{when(line.time)}  {line.message}" for line in log]
+        st.code("\n".join(lines) or "Nothing is logged yet.", language=None, height=260, wrap_lines=True)
+    with learning:
+        rate, norm = st.columns(2, gap="medium")
+        with rate:
+            charts.chart("Learning rate", charts.learning_rate(metrics, job.total_steps), key="learning_rate")
+        with norm:
+            charts.chart("Gradient norm", charts.gradient_norm(metrics, job.total_steps), key="gradient_norm")
+    with given:
+        st.json(job.spec.model_dump(mode="json", exclude_none=True), expanded=True)
+
+
+def _event(event: JobEvent) -> Row:
+    change = f"{event.from_state} → {event.to_state}" if event.from_state else event.to_state or event.kind
+    return Row(str(event.id), (cell(event.time), Cell(change, event.message)))

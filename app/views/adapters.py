@@ -1,0 +1,276 @@
+"""Adapters: upload, versions with their lineage, deployment into the engine (``?adapter=``)."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from app.ui.data import client, engine, settings
+from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
+from app.ui.states import badge
+from app.ui.table import Cell, Column, Row, Tone, cell, table
+from app.ui.text import number, plain, size, when
+from app.ui.uploads import limit_mib, name_fault, name_from
+from core.api.schemas import Adapter, AdapterVersion
+
+_DEPLOYMENT_TONES: dict[str, Tone] = {
+    "none": "idle", "loading": "busy", "deployed": "good", "unloading": "busy", "failed": "bad",
+}  # fmt: skip
+_SETTLED = ("none", "deployed", "failed")
+_CLI = "harli adapters upload my-adapter/ --name support-bot\nharli adapters deploy support-bot"
+_HTTP = (
+    "curl -F file=@my-adapter.zip '{api}/api/adapters?name=support-bot'\n"
+    "curl -X POST {api}/api/adapters/support-bot/deploy -H 'content-type: application/json' -d '{}'"
+)
+
+
+def deployment_cell(adapter: Adapter) -> Cell:
+    """What the engine serves under the name, and what it is asked to."""
+    text = adapter.deployment
+    if adapter.deployment == "none":
+        return Cell("not deployed", tone="idle")
+    shown = adapter.wanted_version if adapter.deployment == "loading" else adapter.deployed_version
+    note = adapter.error.message if adapter.error else ""
+    return Cell(f"{text} v{shown}" if shown else text, note, _DEPLOYMENT_TONES[adapter.deployment])
+
+
+def row(adapter: Adapter) -> Row:
+    newest = newest_of(adapter)
+    return Row(
+        adapter.name,
+        (
+            cell(adapter.name),
+            deployment_cell(adapter),
+            cell(f"v{newest.version}" if newest else "–"),
+            cell(newest.origin if newest else "–"),
+            cell(newest.rank if newest else "–"),
+            cell(size(newest.bytes) if newest else "–"),
+            cell(newest.created_at if newest else adapter.created_at),
+        ),
+    )
+
+
+def newest_of(adapter: Adapter) -> AdapterVersion | None:
+    return max(adapter.versions, key=lambda version: version.version, default=None)
+
+
+def upload() -> None:
+    """Send the chosen files as one adapter; a second press with the same files does nothing."""
+    token = st.session_state["_adapter_upload"]
+    files: list[Any] = st.session_state[f"adapter_files_{token['round']}"]
+    ids = [file.file_id for file in files]
+    if not files or token["sent"] == ids:
+        return
+    name = st.session_state[f"adapter_name_{token['round']}"].strip()
+    new_version = st.session_state.get("adapter_new_version", False)
+
+    def send() -> None:
+        if len(files) == 1 and not files[0].name.endswith((".json", ".safetensors")):
+            files[0].seek(0)
+            client().upload_adapter(files[0], name, filename=files[0].name, new_version=new_version)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                for file in files:
+                    (Path(folder) / Path(file.name).name).write_bytes(file.getbuffer())
+                client().upload_adapter(Path(folder), name, new_version=new_version)
+        token["sent"], token["made"] = ids, name
+
+    attempt(f"Uploading {', '.join(file.name for file in files)}", send, f"Adapter {name} stored", place="upload")
+
+
+def show_upload() -> None:
+    """Files, name and the press; the name is checked before anything is sent to the API."""
+    token = st.session_state.setdefault("_adapter_upload", {"round": 0, "sent": None, "made": None})
+    files = st.file_uploader(
+        f"A zip of a peft folder, or its files; up to {limit_mib()} MiB from the browser",
+        ["zip", "tar", "tgz", "gz", "json", "safetensors"], accept_multiple_files=True,
+        key=f"adapter_files_{token['round']}", max_upload_size=limit_mib(),
+    )  # fmt: skip
+    st.caption(
+        "Wanted: `adapter_config.json` and `adapter_model.safetensors`, as `save_pretrained` of peft writes them, for "
+        f"the served base model. Up to {number(settings().max_upload_mib)} MiB go by the command line or HTTP."
+    )
+    if files:
+        archive = next((file.name for file in files if not file.name.endswith((".json", ".safetensors"))), "")
+        name = st.text_input(
+            "Name", name_from(archive), key=f"adapter_name_{token['round']}", live="400ms", max_chars=63,
+            placeholder="support-bot",
+        ).strip()  # fmt: skip
+        fault = name_fault(name)
+        if fault:
+            st.warning(plain(fault), icon=":material/edit:")
+        else:
+            with reading("the names"):
+                check = client().check_adapter_name(name)
+            if not check.available:
+                st.warning(plain(check.reason or f"The name {name} is taken."), icon=":material/edit:")
+                agreed = st.checkbox("Store it as a new version of that adapter", key="adapter_new_version")
+                fault = None if agreed else "taken"
+        st.button(
+            "Upload and check", type="primary", icon=":material/upload:", key="adapter_upload", on_click=upload,
+            disabled=fault is not None,
+        )  # fmt: skip
+    show_faults("upload")
+    with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
+        elsewhere(_CLI, _HTTP)
+
+
+def archive(name: str, version: int) -> bytes:
+    """A zip of the peft folder, read when the download is pressed."""
+    with tempfile.TemporaryDirectory() as folder:
+        return client().download_adapter(name, Path(folder) / "adapter.zip", version).read_bytes()
+
+
+def close() -> None:
+    st.query_params.pop("adapter", None)
+
+
+def delete(name: str, version: int | None) -> None:
+    what = f"{name}@{version}" if version else name
+    gone = attempt(f"Deleting {what}", lambda: client().delete_adapter(name, version), f"{what} deleted")
+    if gone and version is None:
+        close()
+
+
+def deploy(name: str, version: int) -> None:
+    what = f"{name}@{version}"
+    attempt(f"Deploying {what}", lambda: client().deploy_adapter(name, version), f"{what} is being loaded")
+
+
+def undeploy(name: str) -> None:
+    attempt(f"Undeploying {name}", lambda: client().undeploy_adapter(name), f"{name} is being unloaded")
+
+
+@st.fragment(run_every="1s")
+def watch(name: str, drawn: str) -> None:
+    """While the engine loads or unloads: draw the page anew when that has ended."""
+    with reading("the adapter"):
+        if client().adapter(name).deployment != drawn:
+            st.rerun()
+    st.caption("The engine is at it …")
+
+
+def show_version(adapter: Adapter, version: AdapterVersion) -> None:
+    """One version: shape, lineage and what can be done with it."""
+    served = adapter.deployed_version == version.version
+    with st.container(border=True, key=f"version_{version.version}"):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown(f"**Version {version.version}**", width="content")
+            if served:
+                st.markdown(badge("deployed", "good"), width="content")
+            st.caption(
+                f"{version.origin} {when(version.created_at)} · rank {version.rank} · alpha {number(version.alpha, 1)}"
+                f" · {size(version.bytes)} · sha256 {version.sha256[:12]}",
+                width="content",
+            )
+        st.caption(f"Modules: {', '.join(f'`{module}`' for module in version.target_modules)}")
+        with st.container(horizontal=True, vertical_alignment="center"):
+            if not served:
+                st.button(
+                    "Deploy", icon=":material/rocket_launch:", key=f"deploy_{version.version}", on_click=deploy,
+                    args=(adapter.name, version.version), disabled=adapter.deployment in ("loading", "unloading"),
+                )  # fmt: skip
+            st.download_button(
+                "Download", lambda: archive(adapter.name, version.version), f"{adapter.name}-v{version.version}.zip",
+                icon=":material/download:", on_click="ignore", key=f"download_{version.version}",
+            )  # fmt: skip
+            confirm(
+                "Delete",
+                f"Delete version {version.version} of **{plain(adapter.name)}**? It cannot be brought back.",
+                "Delete it",
+                lambda: delete(adapter.name, version.version),
+                key=f"delete_{version.version}",
+            )
+            if version.job_id:
+                st.page_link(
+                    "views/jobs.py", label="its job", icon=":material/model_training:",
+                    query_params={"job": version.job_id},
+                )  # fmt: skip
+            if version.dataset_id:
+                st.page_link(
+                    "views/datasets.py", label="its data set", icon=":material/database:",
+                    query_params={"dataset": version.dataset_id},
+                )  # fmt: skip
+
+
+def detail(adapter: Adapter) -> None:
+    """One adapter with all its versions."""
+    st.button("All adapters", icon=":material/arrow_back:", type="tertiary", on_click=close, key="all_adapters")
+    heading(adapter.name, f"{len(adapter.versions)} versions · since {when(adapter.created_at)}")
+    state = deployment_cell(adapter)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown(badge(state.text, state.tone), width="content")
+        if adapter.deployed_version is not None:
+            st.page_link(
+                "views/playground.py", label="Chat with it", icon=":material/forum:",
+                query_params={"right": adapter.name},
+            )  # fmt: skip
+            st.button("Undeploy", icon=":material/eject:", key="undeploy", on_click=undeploy, args=(adapter.name,))
+        confirm(
+            "Delete all",
+            f"Delete **{plain(adapter.name)}** with all its versions? They cannot be brought back.",
+            "Delete them all",
+            lambda: delete(adapter.name, None),
+            key="delete_all",
+        )
+    if adapter.error:
+        st.error(f"{plain(adapter.error.message)}  \n`{adapter.error.code}`", icon=":material/error:")
+    if adapter.deployment not in _SETTLED:
+        watch(adapter.name, adapter.deployment)
+    for version in sorted(adapter.versions, key=lambda version: -version.version):
+        show_version(adapter, version)
+    if adapter.deployed_version is not None:
+        with reading("the engine"):
+            served = engine()
+        st.markdown("**Use it**")
+        body = {"model": f"{served.model}:{adapter.name}", "messages": [{"role": "user", "content": "Hello"}]}
+        st.code(
+            f"curl {served.http_url}/v1/chat/completions -H 'content-type: application/json' \\\n"
+            f"  -d '{json.dumps(body)}'",
+            language="bash",
+        )
+
+
+def listing() -> None:
+    """All adapters beside the upload form."""
+    with reading("the adapters"):
+        adapters = client().adapters().items
+    left, right = st.columns([2, 1], gap="large")
+    with right:
+        st.markdown("**Upload**")
+        show_upload()
+    with left:
+        if not adapters:
+            teach(
+                "No adapter yet",
+                "An adapter is a small addition to the base model, trained by a job here or elsewhere by peft. It is "
+                "served under its own name, next to the base. Submit a job on the **Jobs** page, or upload one.",
+                _CLI,
+                _HTTP,
+            )
+            return
+        columns = [
+            Column("Name"), Column("Deployment", "badge"), Column("Newest"), Column("Origin", wide=True),
+            Column("Rank", end=True, wide=True), Column("Size", end=True, wide=True), Column("Made", "time", wide=True),
+        ]  # fmt: skip
+        pressed = table(columns, [row(adapter) for adapter in adapters], key="adapters")
+        if pressed:
+            st.query_params["adapter"] = pressed
+            st.rerun()
+
+
+uploaded = st.session_state.get("_adapter_upload")
+if uploaded and uploaded["made"]:
+    st.query_params["adapter"] = uploaded["made"]
+    uploaded.update(round=uploaded["round"] + 1, made=None)
+if "adapter" in st.query_params:
+    with reading("the adapter"):
+        found = client().adapter(st.query_params["adapter"])
+    detail(found)
+else:
+    heading("Adapters", "Trained here or uploaded; each is served under its own name, next to the base model.")
+    listing()

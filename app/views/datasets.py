@@ -1,0 +1,238 @@
+"""Data sets: upload with its report, rows and the packed first batch (``?dataset=``), download, delete."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import streamlit as st
+
+from app.ui.data import client, settings
+from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
+from app.ui.rows import show_packed, show_rows
+from app.ui.table import Cell, Column, Row, cell, table
+from app.ui.text import number, plain, size, when
+from app.ui.tiles import Tile, tiles
+from app.ui.uploads import limit_mib, name_fault, name_from
+from core.api.schemas import Dataset, DatasetReport
+
+_ROWS_SHOWN = 10
+_TYPES = ["jsonl", "json", "csv", "tsv", "txt", "parquet", "arrow", "gz", "zst"]
+_FORMATS = (
+    "OpenAI chat (`messages`), ShareGPT (`conversations`), Alpaca (`instruction`, `input`, `output`), prompt and "
+    "completion, or plain text; as JSON Lines, JSON, CSV, TSV, Parquet or Arrow, gzip or zstd too."
+)
+_CLI = "harli datasets upload my-rows.jsonl --name my-rows"
+_HTTP = "curl -F file=@my-rows.jsonl '{api}/api/datasets?name=my-rows'"
+
+
+def findings_cell(report: DatasetReport) -> Cell:
+    errors = sum(finding.count for finding in report.findings if finding.level == "error")
+    warnings = sum(finding.count for finding in report.findings if finding.level == "warning")
+    if errors:
+        return Cell(f"{number(errors)} errors", tone="bad")
+    return Cell(f"{number(warnings)} remarks", tone="warn") if warnings else Cell("clean", tone="good")
+
+
+def row(dataset: Dataset) -> Row:
+    report = dataset.report
+    return Row(
+        dataset.id,
+        (
+            cell(dataset.name),
+            cell(f"v{dataset.version}"),
+            findings_cell(report),
+            cell(number(report.rows)),
+            cell(number(report.tokens)),
+            cell(report.format),
+            cell(size(dataset.bytes)),
+            cell(dataset.created_at),
+        ),
+    )
+
+
+def upload() -> None:
+    """Send the chosen file; a second press with the same file does nothing."""
+    token = st.session_state["_dataset_upload"]
+    file = st.session_state[f"dataset_file_{token['round']}"]
+    if file is None or token["sent"] == file.file_id:
+        return
+    name = st.session_state[f"dataset_name_{token['round']}"].strip()
+    new_version = st.session_state.get("dataset_new_version", False)
+
+    def send() -> None:
+        file.seek(0)
+        made = client().upload_dataset(file, name, filename=file.name, new_version=new_version)
+        token["sent"], token["made"] = file.file_id, made.id
+
+    attempt(f"Uploading {file.name}", send, f"Data set {name} stored", place="upload")
+
+
+def show_upload() -> None:
+    """File, name and the press; the name is checked before anything is sent to the API."""
+    token = st.session_state.setdefault("_dataset_upload", {"round": 0, "sent": None, "made": None})
+    file = st.file_uploader(
+        f"File, up to {limit_mib()} MiB from the browser", _TYPES, key=f"dataset_file_{token['round']}",
+        max_upload_size=limit_mib(),
+    )  # fmt: skip
+    st.caption(
+        f"{_FORMATS} Larger files, up to {number(settings().max_upload_mib)} MiB, go by the command line or HTTP."
+    )
+    if file is not None:
+        name = st.text_input(
+            "Name", name_from(file.name), key=f"dataset_name_{token['round']}", live="400ms", max_chars=63
+        ).strip()
+        fault = name_fault(name)
+        if fault:
+            st.warning(plain(fault), icon=":material/edit:")
+        else:
+            with reading("the names"):
+                check = client().check_dataset_name(name)
+            if not check.available:
+                st.warning(plain(check.reason or f"The name {name} is taken."), icon=":material/edit:")
+                if st.checkbox("Store it as a new version of that data set", key="dataset_new_version"):
+                    fault = None
+                else:
+                    fault = "taken"
+        st.button(
+            "Upload and check", type="primary", icon=":material/upload:", key="dataset_upload", on_click=upload,
+            disabled=fault is not None,
+        )  # fmt: skip
+    show_faults("upload")
+    with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
+        elsewhere(_CLI, _HTTP)
+
+
+def show_report(report: DatasetReport) -> None:
+    """What the validator saw: per reason the count, the first places and examples."""
+    if report.columns:
+        mapping = " · ".join(f"{plain(role)} ← `{column}`" for role, column in report.columns.items())
+        st.markdown(f"Read as **{plain(report.format)}**: {mapping}")
+    if not report.findings:
+        st.success("Every row is usable, and nothing stands out.", icon=":material/check_circle:")
+    for finding in report.findings:
+        box, icon = (st.error, ":material/error:") if finding.level == "error" else (st.warning, ":material/warning:")
+        examples = "".join(f"\n- {plain(example)}" for example in finding.examples)
+        box(f"**{number(finding.count)} × {plain(finding.message)}** `{finding.code}`{examples}", icon=icon)
+
+
+def show_packing(dataset: Dataset) -> None:
+    """The first micro-batch for a size of the viewer's choice."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        tokens = st.number_input(
+            "Tokens per micro-batch", 32, 65536, settings().finetune.micro_batch_tokens, 32, key="packed_tokens",
+            persist_state="session", width=190,
+        )  # fmt: skip
+        longest = st.number_input(
+            "Longest row, tokens", 16, 65536, None, key="packed_longest", persist_state="session", width=190,
+            placeholder="micro-batch",
+        )  # fmt: skip
+    with reading("the packed batch"):
+        preview = client().dataset_packed(dataset.id, int(tokens), sequence_length=longest)
+    show_packed(preview)
+
+
+def parquet(dataset_id: str) -> bytes:
+    """The normalised file, read when the download is pressed."""
+    with tempfile.TemporaryDirectory() as folder:
+        return client().download_dataset(dataset_id, Path(folder) / "rows.parquet").read_bytes()
+
+
+def close() -> None:
+    st.query_params.pop("dataset", None)
+
+
+def delete(dataset: Dataset) -> None:
+    if attempt("Deleting the data set", lambda: client().delete_dataset(dataset.id), f"{dataset.name} deleted"):
+        close()
+
+
+def detail(dataset: Dataset) -> None:
+    """One version of a data set."""
+    report = dataset.report
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button("All data sets", icon=":material/arrow_back:", type="tertiary", on_click=close, key="all_datasets")
+        st.markdown(f"`{dataset.id}`")
+    digest = dataset.sha256[:12]
+    heading(dataset.name, f"Version {dataset.version} · uploaded {when(dataset.created_at)} · sha256 {digest}")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.page_link(
+            "views/jobs.py", label="Train on it", icon=":material/model_training:",
+            query_params={"view": "New job", "new_dataset": dataset.name},
+        )  # fmt: skip
+        st.download_button(
+            "Download Parquet", lambda: parquet(dataset.id), f"{dataset.name}-v{dataset.version}.parquet",
+            icon=":material/download:", on_click="ignore", key="dataset_download",
+        )  # fmt: skip
+        confirm(
+            "Delete",
+            f"Delete version {dataset.version} of **{plain(dataset.name)}**? Its rows cannot be brought back; adapters "
+            "trained on it stay.",
+            "Delete it",
+            lambda: delete(dataset),
+            key="dataset_delete",
+        )
+    tiles(
+        [
+            Tile("Rows", number(report.rows), "", f"{number(report.rows_read)} read"),
+            Tile("Tokens", number(report.tokens), "", f"{number(report.answer_tokens)} in answers"),
+            Tile("Mean row", number(report.mean_row_tokens), "tokens", f"longest {number(report.longest_row_tokens)}"),
+            Tile("Size", size(dataset.bytes), "", report.format),
+        ],
+        key="dataset_figures",
+        columns=4,
+    )
+    checked, shown, packed = st.tabs(["Report", "Rows", "Packed batch"], key="dataset_tabs", on_change="rerun")
+    with checked:
+        show_report(report)
+    if shown.open:
+        with shown:
+            pages = max(1, -(-report.rows // _ROWS_SHOWN))
+            at = st.pagination(pages, key="rows_page") if pages > 1 else 1
+            with reading("the rows"):
+                show_rows(client().dataset_rows(dataset.id, (at - 1) * _ROWS_SHOWN, _ROWS_SHOWN))
+    if packed.open:
+        with packed:
+            show_packing(dataset)
+
+
+def listing() -> None:
+    """All data sets beside the upload form."""
+    with reading("the data sets"):
+        datasets = client().datasets().items
+    left, right = st.columns([2, 1], gap="large")
+    with right:
+        st.markdown("**Upload**")
+        show_upload()
+    with left:
+        if not datasets:
+            teach(
+                "No data set yet",
+                f"A data set is what a job learns from: questions and the answers you want. Upload a file: {_FORMATS} "
+                "It is checked row by row, and nothing is stored when it cannot be used.",
+                _CLI,
+                _HTTP,
+            )
+            return
+        columns = [
+            Column("Name"), Column("Version"), Column("Check", "badge"), Column("Rows", end=True),
+            Column("Tokens", end=True, wide=True), Column("Format", wide=True), Column("Size", end=True, wide=True),
+            Column("Uploaded", "time", wide=True),
+        ]  # fmt: skip
+        pressed = table(columns, [row(dataset) for dataset in datasets], key="datasets")
+        if pressed:
+            st.query_params["dataset"] = pressed
+            st.rerun()
+
+
+uploaded = st.session_state.get("_dataset_upload")
+if uploaded and uploaded["made"]:
+    st.query_params["dataset"] = uploaded["made"]
+    uploaded.update(round=uploaded["round"] + 1, made=None)
+if "dataset" in st.query_params:
+    with reading("the data set"):
+        found = client().dataset(st.query_params["dataset"])
+    detail(found)
+else:
+    heading("Data sets", "What jobs learn from: questions and answers, checked row by row when they come in.")
+    listing()

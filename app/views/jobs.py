@@ -1,0 +1,103 @@
+"""Jobs: the queue, a new job, and one job in detail (``?job=``)."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import streamlit as st
+
+from app.ui import job_detail, job_form
+from app.ui.data import client
+from app.ui.page import heading, reading, teach
+from app.ui.states import progress_cell, state_cell
+from app.ui.table import Cell, Column, Row, cell, table
+from app.ui.text import number
+from core.api.schemas import Job, JobState
+
+_COLUMNS = [
+    Column("Job"), Column("State", "badge"), Column("Steps"), Column("Loss", end=True, wide=True),
+    Column("Data set", wide=True), Column("Adapter", wide=True), Column("Priority", end=True, wide=True),
+    Column("Submitted", "time", wide=True),
+]  # fmt: skip
+_PAGE_ROWS = 50
+_PAGES = "_job_pages"
+
+
+def row(job: Job) -> Row:
+    adapter = f"{job.adapter_name}@{job.adapter_version}" if job.adapter_version else job.adapter_name
+    return Row(
+        job.id,
+        (
+            cell(job.name),
+            state_cell(job),
+            progress_cell(job),
+            Cell(number(job.loss, 3)),
+            cell(job.dataset_name),
+            cell(adapter),
+            cell(job.priority),
+            cell(job.created_at),
+        ),
+    )
+
+
+def newer() -> None:
+    st.session_state[_PAGES].pop()
+
+
+def older(cursor: str) -> None:
+    st.session_state[_PAGES].append(cursor)
+
+
+@st.fragment(run_every="2s")
+def queue() -> None:
+    """The jobs of the chosen state, newest first, a page at a time."""
+    states = ["all", *get_args(JobState)]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = st.selectbox("State", states, key="state", bind="query-params", width=180)
+        pages: list[str | None] = st.session_state.setdefault(_PAGES, [None])
+        if st.session_state.get("_job_pages_of") != chosen:
+            pages[:] = [None]
+            st.session_state["_job_pages_of"] = chosen
+        with reading("the jobs"):
+            answer = client().jobs(None if chosen == "all" else chosen, _PAGE_ROWS, pages[-1])
+        if len(pages) > 1:
+            st.button("Newer", icon=":material/chevron_left:", key="newer", on_click=newer)
+        if answer.next:
+            st.button("Older", icon=":material/chevron_right:", key="older", on_click=older, args=(answer.next,))
+    if not answer.items:
+        if chosen != "all":
+            st.caption(f"No job is {chosen}.")
+            return
+        teach(
+            "No job yet",
+            "A job trains a LoRA adapter on a data set in the time that decode leaves idle, and the latency target is "
+            "kept meanwhile. Press **New job** above, choose a data set and a name, and submit.",
+            "harli submit --dataset my-rows --adapter support-bot\nharli jobs",
+            "curl {api}/api/jobs -H 'content-type: application/json' \\\n"
+            '  -d \'{"dataset": "my-rows", "adapter_name": "support-bot"}\'',
+        )
+        return
+    pressed = table(_COLUMNS, [row(job) for job in answer.items], key="queue")
+    if pressed:
+        st.query_params["job"] = pressed
+        st.rerun()
+
+
+made = job_form.submitted()
+if made:
+    st.session_state["view"] = "Queue"
+    st.query_params["job"] = made
+if "job" in st.query_params:
+    with reading("the job"):
+        found = client().job(st.query_params["job"])
+    job_detail.draw(found)
+else:
+    heading("Jobs", "Finetuning of LoRA adapters, run in what decode leaves idle.")
+    view = st.segmented_control(
+        "View", ["Queue", "New job"], default="Queue", required=True, key="view", bind="query-params",
+        label_visibility="collapsed",
+    )  # fmt: skip
+    if view == "Queue":
+        queue()
+    else:
+        job_form.draw()

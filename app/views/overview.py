@@ -1,0 +1,194 @@
+"""Overview: what the engine does this minute, against its target."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app.ui import charts
+from app.ui.data import REFRESH_S, client, live, telemetry
+from app.ui.page import heading, reading, teach
+from app.ui.states import PART_TONES, progress_cell, state_cell
+from app.ui.table import Cell, Column, Row, cell, table
+from app.ui.text import ms, number, percent, plain
+from app.ui.tiles import BarPart, Tile, tiles
+from core.api.schemas import Job, Live, Part, TargetBody, TelemetryPoint
+
+_WINDOWS = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600}
+_ACTIVE = ("running", "starting", "saving", "queued")
+
+
+def tightest(now: Live, kind: str) -> TargetBody | None:
+    """The target of the kind with the fewest ms."""
+    return min((target for target in now.targets.targets if target.kind == kind), key=lambda t: t.ms, default=None)
+
+
+def figures(minute: TelemetryPoint, second: TelemetryPoint, target: TargetBody | None) -> list[Tile]:
+    """The strip of figures: of the last minute, but batch and KV cache, which are of this second."""
+    p99, attained = minute.itl_p99_ms, minute.attainment
+    kv_share = second.kv_used / second.kv_total if second.kv_total else 0.0
+    return [
+        Tile("ITL p50", ms(minute.itl_p50_ms), "ms", "last minute", help="Half of the decode gaps are shorter"),
+        Tile(
+            "ITL p99",
+            ms(p99),
+            "ms",
+            f"target {ms(target.ms)} ms" if target else "no target set",
+            "" if p99 is None or target is None else "good" if p99 <= target.ms else "bad",
+            "99 % of the last minute's decode gaps are shorter; stalls by prefill are counted apart",
+        ),
+        Tile(
+            "Attainment",
+            percent(attained, 2),
+            "%",
+            "of gaps within target",
+            "" if attained is None or target is None else "good" if attained >= target.quantile else "bad",
+            "Share of the last minute's decode gaps that kept the tightest ITL target",
+        ),
+        Tile("Decode", number(minute.decode_tokens_s, 1), "tokens/s", f"{second.running} requests run"),
+        Tile("Finetune", number(minute.finetune_tokens_s, 1), "tokens/s", second.paused_reason or "last minute"),
+        Tile("Batch", number(second.batch, 1), "", f"{second.waiting} requests wait", help="Requests per decode step"),
+        Tile(
+            "Device busy",
+            percent(minute.busy_share),
+            "%",
+            f"decode {percent(minute.decode_share)} · finetune {percent(minute.finetune_share)}",
+            help="Share of the last minute in which the device worked, and for whom",
+            bar=(BarPart(minute.decode_share, "decode"), BarPart(minute.finetune_share, "finetune")),
+        ),
+        Tile(
+            "KV cache",
+            percent(kv_share),
+            "%",
+            f"{number(second.kv_used)} / {number(second.kv_total)}",
+            help="Tokens held in the KV cache, of those that fit",
+            bar=(BarPart(kv_share),),
+        ),
+        Tile(
+            "Stalls by prefill",
+            ms(minute.stall_p99_ms),
+            "ms p99",
+            "apart from the ITL",
+            help="Gaps that the prefill of a new request stretched",
+        ),
+        Tile("TTFT", ms(minute.ttft_p99_ms), "ms p99", f"p50 {ms(minute.ttft_p50_ms)} ms", help="Time to first token"),
+    ]
+
+
+def show_plan(second: TelemetryPoint) -> None:
+    """The plan in force, in words."""
+    with st.container(border=True):
+        st.markdown("**Plan in force**")
+        st.markdown(f"`{second.plan or 'none'}`")
+        st.caption(
+            f"{number(second.plan_after, 1)} tasklets after and {number(second.plan_beside, 1)} beside a decode step, "
+            "on average"
+        )
+        if second.plan_reason:
+            st.markdown(plain(second.plan_reason))
+        if second.paused_reason:
+            st.warning(f"Finetuning pauses: {plain(second.paused_reason)}", icon=":material/pause_circle:")
+
+
+def show_alerts(now: Live) -> None:
+    """What is wrong with the engine or another part, and what becomes of it."""
+    if now.engine.state == "lost":
+        st.error(
+            "**The engine fell silent.** Its job is resumed from the last checkpoint when it is back; `harli doctor` "
+            "says what the machine lacks.",
+            icon=":material/error:",
+        )
+    for part in now.parts:
+        if part.state in ("backing_off", "failed"):
+            doing = "starts again soon" if part.state == "backing_off" else "is not started again"
+            st.warning(
+                f"**{part.name} crashed and {doing}** (restarted {part.restarts} times). {plain(part.message)}",
+                icon=":material/warning:",
+            )
+
+
+def part_row(part: Part) -> Row:
+    return Row(
+        part.name,
+        (
+            Cell(part.name),
+            Cell(part.state.replace("_", " "), part.message, PART_TONES[part.state]),
+            cell(part.restarts),
+            cell(part.since),
+        ),
+    )
+
+
+def show_parts(parts: list[Part]) -> None:
+    st.markdown("**Parts**")
+    if not parts:
+        st.caption("Harli was not started by `harli up`, so that nothing supervises its processes.")
+        return
+    columns = [Column("Part"), Column("State", "badge"), Column("Restarts", end=True), Column("Since", "time")]
+    table(columns, [part_row(part) for part in parts], key="parts", openable=False)
+
+
+def job_row(job: Job) -> Row:
+    return Row(job.id, (cell(job.name), state_cell(job), progress_cell(job), cell(number(job.loss, 3))))
+
+
+def show_jobs() -> None:
+    """Jobs that run or wait; a press opens one."""
+    jobs = [job for job in client().jobs(limit=50).items if job.state in _ACTIVE]
+    jobs.sort(key=lambda job: _ACTIVE.index(job.state))
+    st.markdown("**Jobs that run or wait**")
+    if not jobs:
+        st.caption("None. Submit one on the Jobs page: it trains in what decode leaves idle.")
+        return
+    columns = [Column("Job"), Column("State", "badge"), Column("Steps"), Column("Loss", end=True)]
+    pressed = table(columns, [job_row(job) for job in jobs[:8]], key="active_jobs")
+    if pressed:
+        st.switch_page("views/jobs.py", query_params={"job": pressed})
+
+
+@st.fragment(run_every=REFRESH_S)
+def show_live(seconds: int) -> None:
+    """Everything that moves. Each chart and strip keeps its key, so that it is updated in place."""
+    with reading("the live figures"):
+        now, points = live(), telemetry(seconds)
+    show_alerts(now)
+    if now.engine.state == "absent" or now.now is None or now.window is None:
+        teach(
+            "Nothing is served yet",
+            "The figures of decode and finetuning appear here as soon as the engine is ready. Loading the model takes "
+            "some seconds to minutes; the parts below say how far it is.",
+            "harli up        # API, engine and console as one group\nharli doctor    # what the machine has and lacks",
+            "curl {api}/api/engine",
+        )
+        show_parts(now.parts)
+        return
+    target = tightest(now, "itl")
+    tiles(figures(now.window, now.now, target), key="figures", columns=5)
+    main, side = st.columns([2.3, 1], gap="medium")
+    with main:
+        option = charts.latency(points, seconds, target.ms if target else None)
+        charts.chart("Inter-token latency", option, key="latency", height=250, note="decode only")
+        left, right = st.columns(2, gap="medium")
+        with left:
+            charts.chart("Throughput", charts.throughput(points, seconds), key="throughput")
+        with right:
+            charts.chart("Device use", charts.device(points, seconds), key="device")
+        left, middle, right = st.columns(3, gap="medium")
+        with left:
+            charts.chart("Stalls and first tokens", charts.stalls(points, seconds), key="stalls", height=180)
+        with middle:
+            charts.chart("Batch", charts.load(points, seconds), key="load", height=180)
+        with right:
+            charts.chart("KV cache", charts.kv_cache(points, seconds), key="kv_cache", height=180)
+    with side:
+        show_plan(now.now)
+        with reading("the jobs"):
+            show_jobs()
+        show_parts(now.parts)
+
+
+heading("Overview", "Decode against its latency target, and the finetuning that runs in what decode leaves idle.")
+window = st.segmented_control(
+    "Time shown", list(_WINDOWS), default="5 min", required=True, key="window", bind="query-params",
+    label_visibility="collapsed",
+)  # fmt: skip
+show_live(_WINDOWS[window])

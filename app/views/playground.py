@@ -1,0 +1,153 @@
+"""Playground: chat with the base model and an adapter, side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from app.ui.conversation import Conversation, Turn
+from app.ui.data import client, engine
+from app.ui.page import Fault, heading, reading, show_fault, teach
+from app.ui.text import ms, number, plain
+
+_BASE = "base model"
+_POLL_S = 0.2
+_SIDES = ("left", "right")
+
+
+def conversation(side: str) -> Conversation:
+    """The side's conversation; it outlives page switches."""
+    kept: Conversation = st.session_state.setdefault(f"_chat_{side}", Conversation())
+    return kept
+
+
+def summary(turn: Turn) -> str:
+    """How the answer went: tokens, speed, time to the first one."""
+    if turn.stopped:
+        return "stopped"
+    reply = turn.reply
+    if reply is None:
+        return ""
+    parts = [f"{number(reply.completion_tokens)} tokens", f"{number(reply.prompt_tokens)} in the prompt"]
+    if reply.first_ms is not None:
+        parts.append(f"first after {ms(reply.first_ms)} ms")
+        if reply.completion_tokens and reply.completion_tokens > 1:
+            parts.append(f"then {ms((reply.total_ms - reply.first_ms) / (reply.completion_tokens - 1))} ms per token")
+    if reply.finish_reason == "length":
+        parts.append("cut at the token limit")
+    return " · ".join(parts)
+
+
+def show_turn(turn: Turn) -> None:
+    with st.chat_message("user", avatar=":material/person:"):
+        st.markdown(plain(turn.question))
+    with st.chat_message("assistant", avatar=":material/smart_toy:"):
+        if turn.error is not None:
+            show_fault(Fault("The answer", turn.error))
+            return
+        st.markdown(turn.answer if turn.done.is_set() else turn.answer + " ▌")
+        st.caption(summary(turn) or " ")
+
+
+def show_side(side: str, model: str) -> None:
+    with st.container(border=True, key=f"side_{side}"):
+        st.markdown(f"**{plain(model)}**")
+        turns = conversation(side).turns
+        if not turns:
+            st.caption("Ask something below.")
+        for turn in turns:
+            show_turn(turn)
+
+
+def draw(models: dict[str, str]) -> None:
+    """Both conversations; drawn anew while one streams, and once more when it has ended."""
+    for column, (side, model) in zip(st.columns(len(models)), models.items(), strict=True):
+        with column:
+            show_side(side, model)
+    if st.session_state.get("_chat_streams") and not any(conversation(side).busy for side in _SIDES):
+        st.session_state["_chat_streams"] = False
+        st.rerun()
+
+
+def sampling() -> tuple[str, dict[str, Any]]:
+    """System prompt and sampling settings, kept for the session."""
+    with st.popover("Sampling", icon=":material/tune:"):
+        system = st.text_area("System prompt", key="system", persist_state="session", height=90)
+        temperature = st.slider("Temperature", 0.0, 2.0, 0.0, 0.05, key="temperature", persist_state="session")
+        top_p = st.slider("Top p", 0.05, 1.0, 1.0, 0.05, key="top_p", persist_state="session")
+        tokens = st.number_input("Longest answer, tokens", 1, 4096, 128, key="max_tokens", persist_state="session")
+        penalty = st.slider("Repetition penalty", 1.0, 2.0, 1.0, 0.05, key="penalty", persist_state="session")
+        seed = st.number_input("Seed", 0, None, None, key="sampling_seed", persist_state="session", placeholder="none")
+    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": int(tokens)}
+    if penalty != 1.0:
+        chosen["repetition_penalty"] = penalty
+    if seed is not None:
+        chosen["seed"] = int(seed)
+    return system, chosen
+
+
+def clear() -> None:
+    for side in _SIDES:
+        conversation(side).halt()
+        st.session_state[f"_chat_{side}"] = Conversation()
+
+
+def stop() -> None:
+    for side in _SIDES:
+        conversation(side).halt()
+
+
+def choose(deployed: list[str]) -> dict[str, str]:
+    """Side → model; one side when the comparison is off."""
+    options = [_BASE, *deployed]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        both = st.toggle("Side by side", value=True, key="both", bind="query-params")
+        left = st.selectbox("Left" if both else "Model", options, key="left", bind="query-params", width=220)
+        models = {"left": left}
+        if both:
+            newest = len(options) - 1
+            models["right"] = st.selectbox("Right", options, newest, key="right", bind="query-params", width=220)
+        st.session_state["_sampling"] = sampling()
+        streams = any(conversation(side).busy for side in _SIDES)
+        if streams:
+            st.button("Stop", icon=":material/stop_circle:", key="stop_chat", on_click=stop, type="primary")
+        elif any(conversation(side).turns for side in _SIDES):
+            st.button("Clear", icon=":material/delete_sweep:", key="clear_chat", on_click=clear)
+    return models
+
+
+heading("Playground", "The base model and an adapter, asked the same. Jobs train on meanwhile, within the target.")
+with reading("the engine and its adapters"):
+    served, adapters = engine(), client().adapters().items
+if served.state != "ready":
+    teach(
+        "The engine does not serve now",
+        f"It is {served.state}; the Overview says what is known. Chatting works as soon as it is ready.",
+        "harli up\nharli doctor",
+        "curl {api}/api/engine",
+    )
+    st.stop()
+names = [adapter.name for adapter in adapters if adapter.deployed_version is not None]
+chosen = choose(names)
+if not names:
+    st.info(
+        "No adapter is deployed, so that both sides are the base model. Deploy one on the Adapters page, or let a job "
+        "make one.",
+        icon=":material/lightbulb:",
+    )
+question = st.chat_input("Ask both" if len(chosen) > 1 else "Ask", key="question", submit_mode="submit")
+if question:
+    system, settings_chosen = st.session_state["_sampling"]
+    for side, model in chosen.items():
+        if not conversation(side).busy:
+            conversation(side).ask(
+                question, None if model == _BASE else model, system, settings_chosen,
+                lambda messages, name, given: client().chat(messages, name, stream=True, **given),
+            )  # fmt: skip
+    st.session_state["_chat_streams"] = True
+    st.rerun()
+if st.session_state.get("_chat_streams"):
+    st.fragment(draw, run_every=_POLL_S)(chosen)
+else:
+    draw(chosen)
