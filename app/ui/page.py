@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import streamlit as st
 
 from app.ui.data import forget, settings
+from app.ui.report import show_findings
 from app.ui.text import plain
-from core.errors import HarliError
+from core.errors import HarliError, Invalid
 
 _FAULTS = "_faults"
 
@@ -30,6 +31,8 @@ def show_fault(fault: Fault) -> None:
         f"**{plain(fault.action)} failed.** {plain(fault.error.message)}  \n`{fault.error.code}`{where}",
         icon=":material/error:",
     )
+    if isinstance(fault.error, Invalid) and fault.error.report is not None:
+        show_findings(fault.error.report)
 
 
 def attempt(action: str, call: Callable[[], object], done: str | None = None, *, place: str = "page") -> bool:

@@ -9,8 +9,9 @@ import streamlit as st
 
 from app.ui.data import client, settings
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
+from app.ui.report import show_findings, verdict
 from app.ui.rows import show_packed, show_rows
-from app.ui.table import Cell, Column, Row, cell, table
+from app.ui.table import Column, Row, cell, table
 from app.ui.text import number, plain, size, when
 from app.ui.tiles import Tile, tiles
 from app.ui.uploads import limit_mib, name_fault, name_from
@@ -22,16 +23,10 @@ _FORMATS = (
     "OpenAI chat (`messages`), ShareGPT (`conversations`), Alpaca (`instruction`, `input`, `output`), prompt and "
     "completion, or plain text; as JSON Lines, JSON, CSV, TSV, Parquet or Arrow, gzip or zstd too."
 )
+# What a column can be told to be; the roles of intake that a chat is made of.
+_COLUMN_ROLES = ("prompt", "completion", "system", "messages", "text")
 _CLI = "harli datasets upload my-rows.jsonl --name my-rows"
 _HTTP = "curl -F file=@my-rows.jsonl '{api}/api/datasets?name=my-rows'"
-
-
-def findings_cell(report: DatasetReport) -> Cell:
-    errors = sum(finding.count for finding in report.findings if finding.level == "error")
-    warnings = sum(finding.count for finding in report.findings if finding.level == "warning")
-    if errors:
-        return Cell(f"{number(errors)} errors", tone="bad")
-    return Cell(f"{number(warnings)} remarks", tone="warn") if warnings else Cell("clean", tone="good")
 
 
 def row(dataset: Dataset) -> Row:
@@ -41,7 +36,7 @@ def row(dataset: Dataset) -> Row:
         (
             cell(dataset.name),
             cell(f"v{dataset.version}"),
-            findings_cell(report),
+            verdict(report),
             cell(number(report.rows)),
             cell(number(report.tokens)),
             cell(report.format),
@@ -59,10 +54,12 @@ def upload() -> None:
         return
     name = st.session_state[f"dataset_name_{token['round']}"].strip()
     new_version = st.session_state.get("dataset_new_version", False)
+    typed = {role: st.session_state[f"column_{role}"].strip() for role in _COLUMN_ROLES}
+    columns = {role: column for role, column in typed.items() if column}
 
     def send() -> None:
         file.seek(0)
-        made = client().upload_dataset(file, name, filename=file.name, new_version=new_version)
+        made = client().upload_dataset(file, name, filename=file.name, columns=columns or None, new_version=new_version)
         token["sent"], token["made"] = file.file_id, made.id
 
     attempt(f"Uploading {file.name}", send, f"Data set {name} stored", place="upload")
@@ -94,6 +91,10 @@ def show_upload() -> None:
                     fault = None
                 else:
                     fault = "taken"
+        with st.expander("Columns with other names", icon=":material/view_column:", key="columns"):
+            st.caption("Usual names are found by themselves. Where the file has others, say which column is what.")
+            for role in _COLUMN_ROLES:
+                st.text_input(f"Column of the {role}", key=f"column_{role}", placeholder="found by its usual name")
         st.button(
             "Upload and check", type="primary", icon=":material/upload:", key="dataset_upload", on_click=upload,
             disabled=fault is not None,
@@ -110,10 +111,7 @@ def show_report(report: DatasetReport) -> None:
         st.markdown(f"Read as **{plain(report.format)}**: {mapping}")
     if not report.findings:
         st.success("Every row is usable, and nothing stands out.", icon=":material/check_circle:")
-    for finding in report.findings:
-        box, icon = (st.error, ":material/error:") if finding.level == "error" else (st.warning, ":material/warning:")
-        examples = "".join(f"\n- {plain(example)}" for example in finding.examples)
-        box(f"**{number(finding.count)} × {plain(finding.message)}** `{finding.code}`{examples}", icon=icon)
+    show_findings(report)
 
 
 def show_packing(dataset: Dataset) -> None:

@@ -72,7 +72,7 @@ def queue() -> None:
             "No job yet",
             "A job trains a LoRA adapter on a data set in the time that decode leaves idle, and the latency target is "
             "kept meanwhile. Press **New job** above, choose a data set and a name, and submit.",
-            "harli submit --dataset my-rows --adapter support-bot\nharli jobs",
+            "harli submit --dataset my-rows.jsonl --adapter support-bot --watch\nharli jobs list",
             "curl {api}/api/jobs -H 'content-type: application/json' \\\n"
             '  -d \'{"dataset": "my-rows", "adapter_name": "support-bot"}\'',
         )

@@ -8,10 +8,10 @@ from app.ui import charts
 from app.ui.data import REFRESH_S, client, live, telemetry
 from app.ui.page import heading, reading, teach
 from app.ui.states import PART_TONES, progress_cell, state_cell
-from app.ui.table import Cell, Column, Row, cell, table
+from app.ui.table import Cell, Column, Row, Tone, cell, table
 from app.ui.text import ms, number, percent, plain
 from app.ui.tiles import BarPart, Tile, tiles
-from core.api.schemas import Job, Live, Part, TargetBody, TelemetryPoint
+from core.api.schemas import Job, Live, Notice, Part, TargetBody, TelemetryPoint
 
 _WINDOWS = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600}
 _ACTIVE = ("running", "starting", "saving", "queued")
@@ -106,6 +106,21 @@ def show_alerts(now: Live) -> None:
             )
 
 
+def show_notices(notices: list[Notice]) -> None:
+    """What the engine has to say about itself, newest first."""
+    if notices:
+        st.markdown("**Notices**")
+        tones: dict[str, Tone] = {"info": "idle", "warning": "warn", "error": "bad"}
+        rows = [
+            Row(
+                f"{notice.time.isoformat()} {notice.code}",
+                (Cell(notice.code, tone=tones[notice.level]), cell(notice.message), cell(notice.time)),
+            )
+            for notice in reversed(notices)
+        ]
+        table([Column("Notice", "badge"), Column("What"), Column("When", "time")], rows, key="notices", openable=False)
+
+
 def part_row(part: Part) -> Row:
     return Row(
         part.name,
@@ -184,6 +199,7 @@ def show_live(seconds: int) -> None:
         with reading("the jobs"):
             show_jobs()
         show_parts(now.parts)
+        show_notices(now.engine.notices)
 
 
 heading("Overview", "Decode against its latency target, and the finetuning that runs in what decode leaves idle.")

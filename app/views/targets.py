@@ -185,7 +185,7 @@ with st.container(border=True):
     show_form()
 with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
     elsewhere(
-        "harli targets\nharli targets set --itl 80",
+        "harli targets show\nharli targets set itl=80 ttft=2000@0.95",
         "curl {api}/api/targets\ncurl -X PUT {api}/api/targets -H 'content-type: application/json' \\\n"
         '  -d \'{"version": 1, "targets": [{"kind": "itl", "ms": 80}]}\'',
     )
