@@ -20,6 +20,7 @@ import pytest
 from core.config import EngineSettings, Settings
 from core.errors import Conflict, HarliError, Invalid
 from core.supervise import Spec, check_ports, hold, specs
+from tests.stack import lives, until
 
 # Builds parts from JSON and runs them as `harli up` does.
 GROUP = """
@@ -59,22 +60,6 @@ with (folder / "started").open("a") as file:
 time.sleep(600)
 """
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 15.0) -> Any:
-    """The first true value of `condition`, asked for at most `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-    return value
-
-
-def lives(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 @dataclass

@@ -1,0 +1,278 @@
+"""The command `harli` does what the API offers, prints JSON for programs, and names every fault without a traceback."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from core.cli import app
+from core.client import Client
+from tests.machine import ROOT
+from tests.stack import Stack, free_ports
+
+CAPTAIN = ROOT / "sample_data" / "captain.jsonl"
+Harli = Callable[..., Result]
+
+
+def invoker(port: int, data_dir: Path) -> Harli:
+    def harli(*arguments: str, stdin: str | None = None) -> Result:
+        env = {"HARLI_API_PORT": str(port), "HARLI_DATA_DIR": str(data_dir), "COLUMNS": "200"}
+        return CliRunner().invoke(app, arguments, env=env, input=stdin)
+
+    return harli
+
+
+@pytest.fixture
+def harli(api: Client, tmp_path: Path) -> Harli:
+    """The command against an API without an engine."""
+    return invoker(int(api.base_url.rpartition(":")[2]), tmp_path)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Harli:
+    """The command where no API answers."""
+    return invoker(free_ports(1)[0], tmp_path)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A small data set of a name and content of its own."""
+    tag = uuid4().hex[:8]
+    path = tmp_path / f"rows-{tag}.jsonl"
+    path.write_text(
+        "".join(json.dumps({"prompt": f"{tag} {n}?", "completion": f"Aye, {n}."}) + "\n" for n in range(12))
+    )
+    return path
+
+
+@pytest.fixture
+def dataset(harli: Harli, rows: Path) -> str:
+    assert harli("datasets", "upload", str(rows)).exit_code == 0
+    return rows.stem
+
+
+@pytest.fixture
+def job(harli: Harli, api: Client, dataset: str) -> Iterator[str]:
+    """A queued job."""
+    submitted = answer(harli("submit", "--dataset", dataset, "--adapter", f"a-{uuid4().hex[:8]}", "--json"))
+    yield submitted["id"]
+    if api.job(submitted["id"]).state not in ("cancelled", "succeeded", "failed"):
+        api.stop_job(submitted["id"])
+
+
+def answer(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def fault(result: Result, status: int = 1) -> str:
+    """The error that was printed; nothing else may have been."""
+    assert result.exit_code == status
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+    return result.stderr.strip()
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_an_api_it_says_where_it_looked_and_what_to_do(alone: Harli) -> None:
+    said = fault(alone("jobs", "list"))
+    assert said.startswith("error: ")
+    assert said.endswith("[api_unreachable]")
+    assert "harli up" in said
+
+
+def test_a_program_that_is_not_harli_is_told_apart(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.close()
+        assert "127.0.0.1" in fault(invoker(free_ports(1)[0], tmp_path)("targets", "show"))
+
+
+def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
+    env = {"HARLI_API_PORT": "many", "HARLI_ENGINE__MAX_RUNNING_REQUESTS": "0"}
+    said = fault(CliRunner().invoke(app, ["jobs", "list"], env=env))
+    assert "HARLI_API_PORT" in said
+    assert "'many'" in said
+    assert "HARLI_ENGINE__MAX_RUNNING_REQUESTS" in said
+
+
+@pytest.mark.parametrize(("text", "word"), [("host = ", "harli.toml"), ("hots = '::1'", "HOTS")])
+def test_a_wrong_settings_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, word: str) -> None:
+    (tmp_path / "harli.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    said = fault(CliRunner().invoke(app, ["jobs", "list"]))
+    assert word in said
+    assert "harli.toml" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("jobs", "show", "nobody"),
+        ("jobs", "pause", "nobody"),
+        ("jobs", "resume", "nobody"),
+        ("jobs", "stop", "nobody"),
+        ("jobs", "watch", "nobody"),
+        ("datasets", "show", "nobody"),
+        ("datasets", "delete", "nobody"),
+        ("adapters", "deploy", "nobody"),
+        ("adapters", "undeploy", "nobody"),
+        ("adapters", "download", "nobody"),
+        ("adapters", "delete", "nobody"),
+        ("logs", "nobody"),
+        ("submit", "--dataset", "nobody", "--adapter", "new"),
+    ],
+)
+def test_what_does_not_exist_is_named(harli: Harli, arguments: tuple[str, ...]) -> None:
+    assert "nobody" in fault(harli(*arguments))
+
+
+@pytest.mark.parametrize("text", ["itl", "itl:60", "itl=fast", "itl=60@p99"])
+def test_a_target_that_cannot_be_read_is_wrong_usage(harli: Harli, text: str) -> None:
+    assert text in fault(harli("targets", "set", text), status=2)
+
+
+@pytest.mark.parametrize("text", ["itl=0", "itl=-1", "itl=nan", "speed=60", "itl=60@1.5"])
+def test_a_target_that_makes_no_sense_is_refused_and_nothing_changes(harli: Harli, text: str) -> None:
+    before = answer(harli("targets", "show", "--json"))
+    assert "target" in fault(harli("targets", "set", text))
+    assert answer(harli("targets", "show", "--json")) == before
+
+
+def test_a_log_that_was_never_written_is_named(alone: Harli, tmp_path: Path) -> None:
+    assert str(tmp_path / "logs" / "engine.log") in fault(alone("logs", "engine"))
+
+
+# ---- what it does ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["jobs", "datasets", "adapters"])
+def test_listings_are_tables_for_people_and_arrays_for_programs(harli: Harli, job: str, group: str) -> None:
+    assert isinstance(answer(harli(group, "list", "--json")), list)
+    shown = harli(group, "list")
+    assert shown.exit_code == 0
+    if group == "jobs":
+        assert job in shown.stdout
+
+
+def test_a_data_set_is_uploaded_shown_and_deleted(harli: Harli, rows: Path) -> None:
+    sent = answer(harli("datasets", "upload", str(rows), "--json"))
+    assert sent["name"] == rows.stem
+    assert sent["report"]["rows"] == 12
+    assert "12 of 12 read" in harli("datasets", "show", rows.stem).stdout
+    assert "name_taken" in fault(harli("datasets", "upload", str(rows)))
+    assert answer(harli("datasets", "upload", str(rows), "--new-version", "--json"))["version"] == 2
+    assert harli("datasets", "delete", rows.stem).exit_code == 0
+    assert rows.stem in fault(harli("datasets", "show", rows.stem))
+
+
+def test_columns_of_other_names_can_be_given(harli: Harli, tmp_path: Path) -> None:
+    path = tmp_path / f"odd-{uuid4().hex[:8]}.csv"
+    path.write_text("frage,antwort\n" + "".join(f"{n}?,ja {n}\n" for n in range(5)))
+    columns = ("--column", "prompt=frage", "--column", "completion=antwort")
+    assert answer(harli("datasets", "upload", str(path), *columns, "--json"))["report"]["rows"] == 5
+    assert "ROLE=COLUMN" in fault(harli("datasets", "upload", str(path), "--column", "frage"), status=2)
+
+
+def test_a_job_is_submitted_with_what_was_given(harli: Harli, dataset: str) -> None:
+    adapter = f"a-{uuid4().hex[:8]}"
+    options = ("--rank", "4", "--modules", "q_proj,v_proj", "--lr", "0.002", "--max-steps", "7", "--no-deploy")
+    submitted = answer(harli("submit", "--dataset", dataset, "--adapter", adapter, *options, "--json"))
+    spec = submitted["spec"]
+    assert submitted["state"] == "queued"
+    assert (spec["lora"]["rank"], spec["lora"]["target_modules"]) == (4, ["q_proj", "v_proj"])
+    assert (spec["learning_rate"], spec["max_steps"], spec["deploy"]) == (0.002, 7, False)
+    assert answer(harli("jobs", "stop", submitted["id"], "--json"))["state"] == "cancelled"
+    assert "cancelled" in harli("jobs", "show", submitted["id"]).stdout
+
+
+def test_a_file_is_uploaded_once_however_often_it_is_submitted(harli: Harli, rows: Path) -> None:
+    options = ("--dataset", str(rows), "--json")
+    first = answer(harli("submit", *options, "--adapter", f"a-{uuid4().hex[:8]}"))
+    again = answer(harli("submit", *options, "--adapter", f"a-{uuid4().hex[:8]}"))
+    assert first["dataset_id"] == again["dataset_id"]
+    for submitted in (first, again):
+        harli("jobs", "stop", submitted["id"])
+
+
+def test_the_same_key_submits_once(harli: Harli, dataset: str) -> None:
+    options = ("--dataset", dataset, "--adapter", f"a-{uuid4().hex[:8]}", "--key", uuid4().hex, "--json")
+    first, second = answer(harli("submit", *options)), answer(harli("submit", *options))
+    assert first["id"] == second["id"]
+    harli("jobs", "stop", first["id"])
+
+
+def test_jobs_are_listed_by_state(harli: Harli, job: str) -> None:
+    assert job in [listed["id"] for listed in answer(harli("jobs", "list", "--state", "queued", "--json"))]
+    assert answer(harli("jobs", "list", "--state", "running", "--json")) == []
+    assert "queued" in fault(harli("jobs", "list", "--state", "asleep"), status=2)
+
+
+def test_watching_a_job_that_was_cancelled_ends_with_a_status(harli: Harli, job: str) -> None:
+    harli("jobs", "stop", job)
+    watched = harli("jobs", "watch", job)
+    assert watched.exit_code == 1
+    assert "cancelled" in watched.stderr
+
+
+def test_targets_are_replaced_under_their_version(harli: Harli) -> None:
+    found = answer(harli("targets", "set", "itl=60", "ttft=2000@0.95", "--json"))
+    assert [(t["kind"], t["ms"], t["quantile"]) for t in found["targets"]] == [("itl", 60, 0.99), ("ttft", 2000, 0.95)]
+    shown = harli("targets", "show").stdout
+    assert "p95" in shown
+    assert "2000" in shown
+    fault(harli("targets", "set", "itl=70", "--version", str(found["version"] - 1)))
+    assert answer(harli("targets", "show", "--json")) == found
+
+
+def test_the_log_of_a_part_is_shown(alone: Harli, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "api.log").write_text("\n".join(f"line {n}" for n in range(100)))
+    assert alone("logs", "api", "-n", "2").stdout.split("\n")[:2] == ["line 98", "line 99"]
+
+
+def test_every_command_explains_itself(alone: Harli) -> None:
+    commands = [
+        ("up",), ("serve",), ("doctor",), ("logs",), ("submit",), ("chat",), ("jobs", "watch"), ("targets", "set"),
+        ("datasets", "upload"), ("adapters", "download"),
+    ]  # fmt: skip
+    for command in commands:
+        assert "Usage: " in alone(*command, "--help").stdout
+    assert "Commands:" in alone().output
+
+
+# ---- with the engine -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+def test_the_journey_from_a_file_to_an_answer(stack: Stack, tmp_path: Path) -> None:
+    harli = invoker(stack.settings.api_port, stack.settings.data_dir)
+    adapter = f"cli-{uuid4().hex[:6]}"
+    watched = harli("submit", "--dataset", str(CAPTAIN), "--adapter", adapter, "--max-steps", "3", "--watch")
+    assert watched.exit_code == 0, watched.output
+    assert f"{adapter}@1" in watched.stdout
+    versions = answer(harli("adapters", "list", "--json"))
+    assert adapter in [each["name"] for each in versions]
+    saved = harli("adapters", "download", adapter, "--to", str(tmp_path / "adapter.zip"))
+    assert saved.exit_code == 0
+    assert (tmp_path / "adapter.zip").read_bytes()[:2] == b"PK"
+    sent = answer(harli("adapters", "upload", str(tmp_path / "adapter.zip"), "--name", f"{adapter}-copy", "--json"))
+    assert sent["versions"][0]["origin"] == "uploaded"
+    question = "What is the capital of France?"
+    assert "Paris" in harli("chat", question).stdout
+    reply = answer(harli("chat", question, "--json", "--max-tokens", "8"))
+    assert reply["completion_tokens"] <= 8
+    talk = harli("chat", "--max-tokens", "20", stdin=f"{question}\n\nAnd of Spain?\n")
+    assert "Paris" in talk.stdout
+    assert "Madrid" in talk.stdout
+    for name in (adapter, f"{adapter}-copy"):
+        assert harli("adapters", "delete", name).exit_code == 0
+    assert "ready" in harli("logs", "engine", "-n", "200").stdout
