@@ -209,7 +209,8 @@ class Client:
 
         `name` defaults to the file's name without its endings. `columns` maps a role to the file's column where
         sniffing would not find it. A taken name raises Conflict before anything is sent, unless `new_version`.
-        `on_progress(sent, total)` is called in bytes.
+        `on_progress(sent, total)` is called in bytes. A file that cannot be trained on raises Invalid, whose `report`
+        says what was found.
         """
         with _opened(source, filename) as (file, label):
             params: dict[str, Any] = {"name": name or _name_of(label), "new_version": new_version}
@@ -558,14 +559,15 @@ def _raise_for(response: httpx.Response) -> None:
     if response.status_code < 400:
         return
     try:
-        detail = schemas.ErrorBody.model_validate_json(response.content).error
+        body = schemas.ErrorBody.model_validate_json(response.content)
     except ValidationError:
-        text = response.text[:200]
-        detail = schemas.ErrorDetail(
-            code="not_harli", message=f"{response.url} answered {response.status_code}, not as Harli's API does: {text}"
-        )
+        message = f"{response.url} answered {response.status_code}, not as Harli's API does: {response.text[:200]}"
+        body = schemas.ErrorBody(error=schemas.ErrorDetail(code="not_harli", message=message))
+    detail = body.error
     error = _ERRORS.get(response.status_code, HarliError)(detail.code, detail.message, detail.param)
     error.status = response.status_code
+    if isinstance(error, Invalid):
+        error.report = body.report
     raise error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HarliError(Exception):
     """A fault a caller can act on.
@@ -20,9 +22,11 @@ class HarliError(Exception):
 
 
 class Invalid(HarliError):
-    """The request is understood and cannot be carried out as it stands."""
+    """The request is understood and cannot be carried out as it stands. `report` is what a validator found, where one
+    looked (a `core.api.schemas.DatasetReport`)."""
 
     status = 422
+    report: Any = None
 
 
 class NotFound(HarliError):

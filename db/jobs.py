@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, delete, func, select
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, and_, delete, func, or_, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from db.base import Base
@@ -20,10 +20,10 @@ _KEPT_LOG_LINES = 20_000
 class JobRecord(Base):
     """`seq` is the order of submission.
 
-    `command` is what someone asked of a job that the engine holds (pause, stop, save: stop with saving) until the
-    engine has done it, `command_token` the token under which the engine has been told. `token` is the fencing token
-    under which the job was handed to `engine_id` last; what an engine reports under another one is dropped. `resumes`
-    counts hand-outs after the first, `stalls` those in a row that were interrupted without a further step.
+    `command` is what someone asked of a job that the engine holds (pause, stop, save: stop with saving) until that is
+    done. `token` is the fencing token under which the job was handed to `engine_id` last; what an engine reports under
+    another one is dropped. `resumes` counts hand-outs after the first, `stalls` those in a row that were interrupted
+    without a new checkpoint, `start_step` is where the last one began.
     """
 
     __tablename__ = "jobs"
@@ -63,7 +63,6 @@ class JobRecord(Base):
     error: Mapped[dict[str, Any] | None]
     command: Mapped[str | None] = mapped_column(String(8))
     command_at: Mapped[datetime | None]
-    command_token: Mapped[int | None]
     engine_id: Mapped[str | None] = mapped_column(String(120))
     token: Mapped[int | None]
     checkpoint: Mapped[str | None] = mapped_column(String(4096))
@@ -129,6 +128,14 @@ def in_states(session: Session, states: Collection[str]) -> list[JobRecord]:
     """In the order of hand-out: the highest priority first, then the oldest."""
     query = select(JobRecord).where(JobRecord.state.in_(states)).order_by(JobRecord.priority.desc(), JobRecord.seq)
     return list(session.scalars(query))
+
+
+def next_waiting(session: Session, max_stalls: int) -> JobRecord | None:
+    """The one to hand out next: the highest priority first, then the oldest; without those that keep failing."""
+    query = select(JobRecord).where(
+        or_(JobRecord.state == "queued", and_(JobRecord.state == "interrupted", JobRecord.stalls < max_stalls))
+    )
+    return session.scalar(query.order_by(JobRecord.priority.desc(), JobRecord.seq).limit(1))
 
 
 def counts(session: Session) -> dict[str, int]:

@@ -32,7 +32,10 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
+    """`report` is there when an uploaded file was refused for what is in it."""
+
     error: ErrorDetail
+    report: DatasetReport | None = None
 
 
 class Page(BaseModel, Generic[T]):
@@ -260,6 +263,15 @@ class Targets(BaseModel):
     applied_version: int | None = None
 
 
+class Notice(BaseModel):
+    """Something about the engine that people should see: a fallback and its reason, a refused command."""
+
+    time: datetime
+    level: Literal["info", "warning", "error"]
+    code: str
+    message: str
+
+
 class Engine(BaseModel):
     """The engine as it last reported itself; `state` is ``absent`` until it first has and ``lost`` when
     it fell silent."""
@@ -282,6 +294,7 @@ class Engine(BaseModel):
     solo_itl_ms: float | None = None
     running_job: str | None = None
     since: datetime | None = None
+    notices: list[Notice] = Field([], description="the last ones, oldest first")
 
 
 class Part(BaseModel):

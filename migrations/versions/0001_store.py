@@ -108,7 +108,6 @@ def upgrade() -> None:
         sa.Column("error", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("command", sa.String(length=8), nullable=True),
         sa.Column("command_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("command_token", sa.Integer(), nullable=True),
         sa.Column("engine_id", sa.String(length=120), nullable=True),
         sa.Column("token", sa.Integer(), nullable=True),
         sa.Column("checkpoint", sa.String(length=4096), nullable=True),

@@ -1,0 +1,71 @@
+"""``python -m core.api``: serve the API at the settings' address until SIGTERM or Ctrl-C.
+
+Open requests get a few seconds to end, then the dispatch lease is given back. An address that is taken or a store that
+cannot be opened is said on standard error, with exit status 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+import uvicorn
+from pydantic import ValidationError
+
+from core.api.app import create_app
+from core.api.errors import explain
+from core.config import Settings
+from core.errors import Conflict, HarliError
+from db.store import Store
+
+_GRACE_S = 5
+
+
+def main() -> int:
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        print(f"harli api: setting {explain(error.errors())[1]}", file=sys.stderr)
+        return 1
+    try:
+        listener = _listen(settings)
+        # Opened once before serving: an error then is a sentence, not the trace of a failed start.
+        settings.data_dir.expanduser().mkdir(parents=True, exist_ok=True)
+        Store(settings.resolved_database_url).close()
+    except HarliError as error:
+        print(f"harli api: {error.message}", file=sys.stderr)
+        return 1
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    config = uvicorn.Config(
+        create_app(settings),
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listener])
+    return 0 if server.started else 1
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.api_port))
+    except OSError as error:
+        listener.close()
+        raise Conflict(
+            "port_taken",
+            f"the API cannot listen on {settings.host}:{settings.api_port} ({error.strerror}); end what uses it, or "
+            "set HARLI_API_PORT or HARLI_HOST",
+            "api_port",
+        ) from error
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Every error that leaves the API: ``{"error": {"code", "message", "param"}}``, whoever raised it."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from core.api.schemas import ErrorBody, ErrorDetail
+from core.errors import HarliError, Invalid
+
+logger = logging.getLogger(__name__)
+
+# For the routes' OpenAPI: the same body for each status that any of them answers with.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        403: "The request comes from a page of another origin",
+        404: "The thing named does not exist",
+        409: "The thing named is in a state, at a version, or of a name that forbids the request",
+        413: "The upload is larger than the limit",
+        422: "The request, or the file in it, cannot be used as it is",
+        503: "A part that is needed (store, engine) is not there now",
+    }.items()
+}
+_SHOWN = 3
+
+
+def answer(status: int, code: str, message: str, param: str | None = None, report: Any = None) -> JSONResponse:
+    body = ErrorBody(error=ErrorDetail(code=code, message=message, param=param), report=report)
+    return JSONResponse(body.model_dump(mode="json", exclude={"report"} if report is None else None), status)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every exception of the routes as an error body."""
+
+    @app.exception_handler(HarliError)
+    async def _harli(_request: Request, error: HarliError) -> JSONResponse:
+        report = error.report if isinstance(error, Invalid) else None
+        return answer(error.status, error.code, error.message, error.param, report)
+
+    @app.exception_handler(RequestValidationError)
+    async def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        param, message = explain(error.errors(), _body_model(request))
+        return answer(422, "invalid_request", message, param)
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        what = f"{request.method} {request.url.path}"
+        if error.status_code == 404:
+            return answer(404, "route_not_found", f"there is nothing at {what}; /api/docs lists what there is")
+        if error.status_code == 405:
+            return answer(405, "method_not_allowed", f"{what} does not exist; /api/docs lists what there is")
+        return answer(error.status_code, "http_error", f"{what}: {error.detail}")
+
+    @app.exception_handler(ClientDisconnect)
+    async def _gone(_request: Request, _error: ClientDisconnect) -> JSONResponse:
+        return answer(400, "client_gone", "the connection ended in the middle of the body; send it again")
+
+    @app.exception_handler(OperationalError)
+    @app.exception_handler(PoolTimeout)
+    async def _store(_request: Request, error: Exception) -> JSONResponse:
+        logger.error("the store failed: %s", error)
+        reason = getattr(error, "orig", None) or error
+        return answer(503, "store_unavailable", f"the store does not answer ({reason}); try again in a moment")
+
+    @app.exception_handler(Exception)
+    async def _fault(request: Request, error: Exception) -> JSONResponse:
+        what = f"{request.method} {request.url.path}"
+        return answer(500, "internal", f"{what} met a fault ({type(error).__name__}); the API's log has the details")
+
+
+def _body_model(request: Request) -> Any:
+    field = getattr(request.scope.get("route"), "body_field", None)
+    return field.field_info.annotation if field is not None else None
+
+
+def explain(errors: Sequence[Any], model: Any = None) -> tuple[str, str]:
+    """(path of the first field at fault, what is wrong with the first few and what to do), of pydantic's errors.
+
+    `model` is the body's, for the names that a misspelt field might have meant.
+    """
+    # A misspelt field explains the one that is missing.
+    errors = sorted(errors, key=lambda error: error["type"] != "extra_forbidden")
+    paths = [_path(error["loc"]) for error in errors]
+    shown = [_sentence(path, error, model) for path, error in zip(paths, errors, strict=True)][:_SHOWN]
+    if len(errors) > _SHOWN:
+        shown.append(f"and {len(errors) - _SHOWN} more")
+    return paths[0], "; ".join(shown)
+
+
+def _path(loc: Sequence[str | int]) -> str:
+    """Without the word that tells body from query."""
+    inner = loc[1:] if loc and loc[0] in ("body", "query", "path", "header") else loc
+    return ".".join(str(part) for part in inner) or "body"
+
+
+def _sentence(path: str, error: Any, model: Any) -> str:
+    kind, value = error["type"], error.get("input")
+    if kind == "missing":
+        return f"{path} is missing; give it"
+    if kind == "extra_forbidden":
+        known = _fields(model, error["loc"][1:-1])
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}" if known else "leave it out"
+        return f"{path} is not a field of this request; {hint}"
+    if kind == "json_invalid":
+        return f"the body is not JSON: {error.get('ctx', {}).get('error', error['msg'])}"
+    shown = f'"{value}"' if isinstance(value, str) else str(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    if kind == "string_pattern_mismatch":
+        return (
+            f"{path} is {shown}; use lower-case letters, digits, dots, dashes and underscores, beginning with a letter "
+            "or digit, at most 63"
+        )
+    message = error["msg"]
+    for opening in ("Input should", "String should", "List should", "Value should"):
+        message = message.replace(opening, "it should")
+    return f"{path} is {shown}; {message[:1].lower()}{message[1:]}"
+
+
+def _fields(model: Any, loc: Sequence[str | int]) -> list[str]:
+    """The field names of the model at a place inside `model`."""
+    for part in loc:
+        if isinstance(part, int):
+            model = next(iter(get_args(model)), None)
+        elif isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
+            model = model.model_fields[part].annotation
+        else:
+            return []
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []

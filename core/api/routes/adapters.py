@@ -1,0 +1,79 @@
+"""Adapters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import FileResponse
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+
+from core.api import schemas, upload
+from core.api.depends import ControlDep, Cursor, Limit, Name, NewName, NewVersion
+from core.control import adapters
+
+router = APIRouter(prefix="/adapters", tags=["adapters"])
+names_router = APIRouter(prefix="/names/adapters", tags=["adapters"])
+Version = Annotated[int | None, Query(ge=1, lt=2**31, description="left out: the newest")]
+
+
+@names_router.get("/{name}", summary="Whether an adapter can get a name")
+def check_name(control: ControlDep, name: Name) -> schemas.NameCheck:
+    return adapters.check_name(control, name)
+
+
+@router.get("", summary="List adapters")
+def page(control: ControlDep, limit: Limit = 100, cursor: Cursor = None) -> schemas.Page[schemas.Adapter]:
+    """By name."""
+    return adapters.page(control, limit, cursor)
+
+
+@router.post("", status_code=201, summary="Upload an adapter", openapi_extra=upload.OPENAPI)
+async def create(
+    request: Request, control: ControlDep, name: NewName, new_version: NewVersion = False
+) -> schemas.Adapter:
+    """A zip or tar of a peft folder. It is checked against what the engine can serve; safetensors only. A taken name is
+    refused before the body is read."""
+    await run_in_threadpool(adapters.require_name, control, name, new_version)
+    async with upload.received(request, control) as file:
+        return await run_in_threadpool(adapters.upload, control, file.path, name, new_version)
+
+
+@router.get("/{name}", summary="Look at an adapter")
+def get(control: ControlDep, name: Name) -> schemas.Adapter:
+    return adapters.get(control, name)
+
+
+@router.post("/{name}/deploy", summary="Serve an adapter")
+def deploy(control: ControlDep, name: Name, body: schemas.AdapterDeploy | None = None) -> schemas.Adapter:
+    """The engine serves the version (left out: the newest) under the adapter's name; `deployment` tells how it goes. A
+    version that is served now finishes its requests first."""
+    return adapters.deploy(control, name, body.version if body is not None else None)
+
+
+@router.post("/{name}/undeploy", summary="Serve an adapter no longer")
+def undeploy(control: ControlDep, name: Name) -> schemas.Adapter:
+    return adapters.undeploy(control, name)
+
+
+@router.get(
+    "/{name}/download",
+    summary="Download an adapter",
+    response_class=FileResponse,
+    responses={200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}},
+)
+def download(control: ControlDep, name: Name, version: Version = None) -> FileResponse:
+    """A zip of the peft folder."""
+    path, filename = adapters.archive(control, name, version)
+    return FileResponse(path, media_type="application/zip", filename=filename, background=BackgroundTask(path.unlink))
+
+
+@router.delete("/{name}", status_code=204, summary="Delete an adapter", response_class=Response)
+def delete(
+    control: ControlDep,
+    name: Name,
+    version: Annotated[int | None, Query(ge=1, lt=2**31, description="left out: all versions")] = None,
+) -> None:
+    """What the engine serves of it is undeployed. 409 while a job that has not ended needs it."""
+    adapters.delete(control, name, version)

@@ -1,0 +1,92 @@
+"""Jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+
+from core.api import schemas
+from core.api.depends import After, ControlDep, Cursor, Limit, Name
+from core.control import jobs
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+Rows = Annotated[int, Query(ge=1, le=10_000)]
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Submit a job",
+    responses={200: {"model": schemas.Job, "description": "The Idempotency-Key came before; this is its job"}},
+)
+def create(
+    response: Response,
+    control: ControlDep,
+    job: schemas.JobCreate,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> schemas.Job:
+    """Checked before it is queued: data set, adapter, lengths, what the engine can serve. With an Idempotency-Key, a
+    second press within a day is the first one's job."""
+    found, new = jobs.submit(control, job, idempotency_key)
+    response.status_code = 201 if new else 200
+    return found
+
+
+@router.get("", summary="List jobs")
+def page(
+    control: ControlDep, state: schemas.JobState | None = None, limit: Limit = 100, cursor: Cursor = None
+) -> schemas.Page[schemas.Job]:
+    """Newest first, of one state or all."""
+    return jobs.page(control, limit, cursor, state)
+
+
+@router.get("/{job_id}", summary="Look at a job")
+def get(control: ControlDep, job_id: Name) -> schemas.Job:
+    return jobs.get(control, job_id)
+
+
+@router.get("/{job_id}/events", summary="What happened to a job")
+def events(control: ControlDep, job_id: Name, after: After = 0, limit: Rows = 1000) -> list[schemas.JobEvent]:
+    """Every transition and remark, oldest first."""
+    return jobs.events(control, job_id, after, limit)
+
+
+@router.get("/{job_id}/metrics", summary="A job's figures per step")
+def metrics(
+    control: ControlDep,
+    job_id: Name,
+    after: Annotated[int, Query(ge=-1, lt=2**31, description="only steps above this")] = -1,
+    limit: Rows = 10_000,
+) -> list[schemas.JobMetric]:
+    """In order of steps."""
+    return jobs.metrics(control, job_id, after, limit)
+
+
+@router.get("/{job_id}/log", summary="A job's log")
+def log(control: ControlDep, job_id: Name, after: After = 0, limit: Rows = 1000) -> list[schemas.JobLogLine]:
+    """Oldest first."""
+    return jobs.log(control, job_id, after, limit)
+
+
+@router.post("/{job_id}/pause", summary="Pause a job")
+def pause(control: ControlDep, job_id: Name) -> schemas.Job:
+    """One that the engine runs writes a checkpoint first; one that waits is paused at once."""
+    return jobs.pause(control, job_id)
+
+
+@router.post("/{job_id}/resume", summary="Resume a job")
+def resume(control: ControlDep, job_id: Name) -> schemas.Job:
+    """A paused or interrupted one goes back to its place in the queue, and on from its newest checkpoint."""
+    return jobs.resume(control, job_id)
+
+
+@router.post("/{job_id}/stop", summary="Stop a job")
+def stop(control: ControlDep, job_id: Name, body: schemas.JobStop | None = None) -> schemas.Job:
+    """With `save` its adapter is stored as it stands and the job succeeds, without the job is cancelled."""
+    return jobs.stop(control, job_id, body.save if body is not None else False)
+
+
+@router.patch("/{job_id}", summary="Change a job's name or priority")
+def patch(control: ControlDep, job_id: Name, body: schemas.JobPatch) -> schemas.Job:
+    return jobs.update(control, job_id, body)

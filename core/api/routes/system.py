@@ -1,0 +1,103 @@
+"""The engine, its figures, the parts of Harli, events."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import anyio
+from fastapi import APIRouter, Header, Query, Request, Response
+from sse_starlette import EventSourceResponse
+
+from core.api import schemas
+from core.api.depends import ControlDep
+from core.control import engines, telemetry
+from core.telemetry import prometheus
+from db import engines as engine_rows
+from db import jobs, targets
+
+router = APIRouter(tags=["engine"])
+metrics_router = APIRouter(tags=["engine"])
+
+
+@router.get("/health", summary="Whether this API process serves")
+def health(request: Request, control: ControlDep) -> schemas.Health:
+    """Asks the store, so that a process that lost it is not taken for a healthy one."""
+    with control.store.read() as session:
+        engine_rows.current(session)
+    return schemas.Health(
+        version=version("harli"),
+        database=control.store.dialect,
+        dispatcher=request.app.state.owner.owns,
+        max_upload_bytes=control.settings.max_upload_mib * 2**20,
+    )
+
+
+@router.get("/engine", summary="The engine as it last reported itself")
+def engine(control: ControlDep) -> schemas.Engine:
+    with control.store.read() as session:
+        return engines.view(session)
+
+
+@router.get("/live", summary="Engine, targets and the last seconds summed up")
+def live(
+    control: ControlDep, window_s: Annotated[float, Query(gt=0, le=600, description="seconds to sum up")] = 60
+) -> schemas.Live:
+    """Percentiles are exact: of the raw gaps of the window, each weighted by the tokens that saw it."""
+    return telemetry.live(control, window_s)
+
+
+@router.get("/telemetry", summary="The engine's figures over time")
+def history(
+    control: ControlDep,
+    seconds: Annotated[float, Query(gt=0, le=14 * 86400, description="how far back")] = 300,
+    points: Annotated[int, Query(ge=1, le=2000, description="at most so many points")] = 300,
+) -> list[schemas.TelemetryPoint]:
+    """Oldest first. Points are a second or more; those of the last hour are of raw values, older ones of values rounded
+    to three digits. Two weeks are kept."""
+    return telemetry.history(control, seconds, points)
+
+
+@router.get("/parts", summary="The supervised processes")
+def parts(control: ControlDep) -> list[schemas.Part]:
+    """Empty when Harli was not started by `harli up`."""
+    return telemetry.parts(control)
+
+
+@router.get(
+    "/events",
+    summary="What happens, as server-sent events",
+    response_class=EventSourceResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def events(
+    request: Request, last_event_id: Annotated[str | None, Header(max_length=40)] = None
+) -> EventSourceResponse:
+    """Each event's data is an `Event`; its event name is the topic. With Last-Event-ID (browsers send it when they
+    reconnect) what was missed comes first, as far as an hour back. Telemetry comes once a second and has no id."""
+    last = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else None
+    ending = anyio.Event()
+    stream = request.app.state.broadcaster.events(last, ending)
+    return EventSourceResponse(stream, ping=15, shutdown_event=ending, shutdown_grace_period=1)
+
+
+@metrics_router.get(
+    "/metrics",
+    summary="Figures for Prometheus",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+def metrics(request: Request, control: ControlDep) -> Response:
+    """Counters and histograms are of the time that this process has followed the engine."""
+    with control.store.read() as session:
+        in_force = targets.current(session)
+        record = engine_rows.current(session)
+        counts = jobs.counts(session)
+    text = prometheus.render(
+        control.totals,
+        jobs={state: counts.get(state, 0) for state in jobs.STATES},
+        targets=[(t["kind"], t["quantile"], t["ms"]) for t in (in_force.targets if in_force is not None else [])],
+        engine_ready=record is not None and record.state == "ready",
+        dispatcher=request.app.state.owner.owns,
+    )
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,168 @@
+"""Uploads: one file of a multipart form, streamed to disk and hashed on the way, refused once it is too large."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fastapi import Request
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
+
+from core.control.context import Control, new_id
+from core.errors import Invalid, TooLarge
+
+FIELD = "file"
+# What the routes say of their body: FastAPI is told nothing of it, because it would read it before the route can look
+# at the name.
+OPENAPI: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": [FIELD],
+                    "properties": {FIELD: {"type": "string", "format": "binary"}},
+                }
+            }
+        },
+    }
+}
+_FLUSH = 1 << 20
+# Room for the form's own lines around the file.
+_SLACK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A whole file: where it lies for the time of the request, the name it came under, its size and SHA-256."""
+
+    path: Path
+    filename: str
+    bytes: int
+    sha256: str
+
+
+@contextlib.asynccontextmanager
+async def received(request: Request, control: Control) -> AsyncIterator[Upload]:
+    """The request's file, which is gone when the block ends. Raises Invalid or TooLarge; leaves nothing behind."""
+    limit = control.settings.max_upload_mib * 2**20
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit + _SLACK:
+        raise _too_large(limit)
+    path = control.uploads / new_id("upload")
+    try:
+        with path.open("wb") as file:
+            form = _Form(request.headers.get("content-type", ""), file, limit)
+            async for chunk in request.stream():
+                form.feed(chunk)
+                if form.pending >= _FLUSH:
+                    await run_in_threadpool(form.flush)
+            await run_in_threadpool(form.finish)
+        yield Upload(path, form.filename or "upload", form.size, form.sha256.hexdigest())
+    finally:
+        path.unlink(missing_ok=True)
+
+
+class _Form:
+    """The multipart body as it comes. Only the part called `file` is kept; others are read past."""
+
+    def __init__(self, content_type: str, file: BinaryIO, limit: int) -> None:
+        kind, options = parse_options_header(content_type)
+        if kind != b"multipart/form-data" or not options.get(b"boundary"):
+            raise Invalid(
+                "multipart_expected",
+                f"the body is {content_type or 'of no type'}; send multipart/form-data with the file in the field "
+                f"{FIELD}",
+                FIELD,
+            )
+        self.size = 0
+        self.sha256 = hashlib.sha256()
+        self.filename: str | None = None
+        self.pending = 0
+        self._file = file
+        self._limit = limit
+        self._buffer: list[bytes] = []
+        self._header = (bytearray(), bytearray())
+        self._inside = self._seen = self._ended = False
+        self._parser = MultipartParser(
+            options[b"boundary"],
+            {
+                "on_part_begin": self._begin,
+                "on_header_field": lambda data, start, end: self._header[0].extend(data[start:end]),
+                "on_header_value": lambda data, start, end: self._header[1].extend(data[start:end]),
+                "on_header_end": self._header_end,
+                "on_part_data": self._data,
+                "on_end": self._end,
+            },
+        )
+
+    def feed(self, chunk: bytes) -> None:
+        if not chunk:
+            return
+        try:
+            self._parser.write(chunk)
+        except FormParserError as error:
+            raise self._broken(str(error)) from error
+
+    def flush(self) -> None:
+        """Write and hash what has come; slow enough to be done off the event loop."""
+        for data in self._buffer:
+            self._file.write(data)
+            self.sha256.update(data)
+        self._buffer.clear()
+        self.pending = 0
+
+    def finish(self) -> None:
+        if not self._ended:
+            raise self._broken("it ends in the middle")
+        if not self._seen:
+            raise Invalid("file_missing", f"the form has no field {FIELD}; send the file in it", FIELD)
+        self.flush()
+
+    def _begin(self) -> None:
+        self._inside = False
+
+    def _end(self) -> None:
+        self._ended = True
+
+    def _header_end(self) -> None:
+        name, value = bytes(self._header[0]).lower(), bytes(self._header[1])
+        self._header[0].clear()
+        self._header[1].clear()
+        if name != b"content-disposition":
+            return
+        _, options = parse_options_header(value)
+        if options.get(b"name") != FIELD.encode():
+            return
+        if self._seen:
+            raise Invalid("one_file", f"the form has the field {FIELD} twice; send one file at a time", FIELD)
+        self._inside = self._seen = True
+        self.filename = Path(options.get(b"filename", b"").decode("utf-8", "replace").replace("\\", "/")).name or None
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if not self._inside:
+            return
+        self.size += end - start
+        self.pending += end - start
+        if self.size > self._limit:
+            raise _too_large(self._limit)
+        self._buffer.append(data[start:end])
+
+    @staticmethod
+    def _broken(reason: str) -> Invalid:
+        return Invalid("multipart_broken", f"the multipart body cannot be read: {reason}; send it again", FIELD)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(
+        "upload_too_large",
+        f"the upload is larger than {limit} bytes; split the file, or raise HARLI_MAX_UPLOAD_MIB",
+        FIELD,
+    )

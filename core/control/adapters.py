@@ -1,0 +1,252 @@
+"""Adapters: uploads, versions, what the engine is to serve. The deployer makes the engine serve it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from core.api import schemas
+from core.control import engines, pages
+from core.control.context import Control, new_id
+from core.errors import Conflict, Invalid, NotFound
+from core.intake import adapter as intake
+from db import adapters as rows
+from db import changes
+from db import jobs as job_rows
+from db.adapters import AdapterRecord, AdapterVersionRecord
+from db.base import now
+
+# ---- looking ---------------------------------------------------------------------------------------------------------
+
+
+def get(control: Control, name: str) -> schemas.Adapter:
+    with control.store.read() as session:
+        return view(_require(session, name))
+
+
+def page(control: Control, limit: int, cursor: str | None) -> schemas.Page[schemas.Adapter]:
+    after = pages.key(cursor, str)
+    with control.store.read() as session:
+        found = rows.page(session, limit + 1, after)
+        following = pages.cursor(found[limit - 1].name) if len(found) > limit else None
+        return schemas.Page(items=[view(record) for record in found[:limit]], next=following)
+
+
+def view(record: AdapterRecord) -> schemas.Adapter:
+    return schemas.Adapter.model_validate(record, from_attributes=True)
+
+
+def check_name(control: Control, name: str) -> schemas.NameCheck:
+    with control.store.read() as session:
+        reason = _name_reason(session, name)
+    return schemas.NameCheck(name=name, available=reason is None, reason=reason)
+
+
+def _name_reason(session: Session, name: str) -> str | None:
+    """Why a new adapter cannot be called that."""
+    engine = engines.known(session)
+    if engine is not None and engine.hello["model"] == name:
+        return f"{name} is the served model's own name; give the adapter another"
+    if rows.find(session, name) is not None:
+        return f"there is an adapter {name} already; give another name, or upload it as a new version"
+    return None
+
+
+def _require(session: Session, name: str) -> AdapterRecord:
+    record = rows.find(session, name)
+    if record is None:
+        raise NotFound(
+            "adapter_not_found", f"there is no adapter {name}; `harli adapters` lists those there are", "name"
+        )
+    return record
+
+
+def _require_version(record: AdapterRecord, version: int | None) -> AdapterVersionRecord:
+    row = rows.version_of(record, version)
+    if row is None:
+        there = ", ".join(str(row.version) for row in record.versions) or "none"
+        raise NotFound(
+            "adapter_version_not_found",
+            f"adapter {record.name} has no version {version}; there are: {there}",
+            "version",
+        )
+    return row
+
+
+# ---- storing ---------------------------------------------------------------------------------------------------------
+
+
+def require_name(control: Control, name: str, new_version: bool) -> None:
+    """Raise Conflict when an upload under this name cannot be stored; to be asked before its body is read."""
+    with control.store.read() as session:
+        _require_name(session, name, new_version)
+
+
+def _require_name(session: Session, name: str, new_version: bool) -> None:
+    reason = _name_reason(session, name)
+    if reason is not None and not (new_version and rows.find(session, name) is not None):
+        raise Conflict("name_taken", reason, "name")
+
+
+def upload(control: Control, source: Path, name: str, new_version: bool) -> schemas.Adapter:
+    """Check an uploaded adapter (folder, zip or tar) and store it as the name's next version."""
+    limits = intake.Limits(max_bytes=control.settings.max_upload_mib * 2**20)
+    with _unpacked(control, source, limits) as (folder, info):
+        with control.store.read() as session:
+            engine = engines.view(session)
+        intake.check(info, engine)
+        with control.store.write() as session:
+            _require_name(session, name, new_version)
+            record = store(control, session, folder, info, name, origin="uploaded")
+            session.flush()
+            return view(record)
+
+
+def store(
+    control: Control,
+    session: Session,
+    folder: Path,
+    info: intake.AdapterInfo,
+    name: str,
+    *,
+    origin: str,
+    job_id: str | None = None,
+    dataset_id: str | None = None,
+) -> AdapterRecord:
+    """Move a checked folder into its place as the name's next version, in the caller's write transaction: should that
+    fail, no row names the folder, and the next one that gets this number replaces it."""
+    record = rows.claim(session, name, now())
+    record.last_version += 1
+    record.versions.append(
+        AdapterVersionRecord(
+            name=name,
+            version=record.last_version,
+            created_at=now(),
+            origin=origin,
+            job_id=job_id,
+            dataset_id=dataset_id,
+            rank=info.rank,
+            alpha=info.alpha,
+            target_modules=list(info.target_modules),
+            bytes=info.bytes,
+            sha256=info.sha256,
+        )
+    )
+    place = control.adapter_folder(name, record.last_version)
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(place)
+    changes.add(session, "adapters", origin, name, version=record.last_version)
+    return record
+
+
+@contextlib.contextmanager
+def _unpacked(
+    control: Control, source: Path, limits: intake.Limits
+) -> Iterator[tuple[Path, intake.AdapterInfo]]:
+    """The adapter in a folder beside its later place (so that it can be moved there at once), which is gone after."""
+    folder = control.uploads / new_id("adapter")
+    try:
+        yield folder, intake.unpack(source, folder, limits=limits)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def trained(control: Control, source: Path) -> Iterator[tuple[Path, intake.AdapterInfo]]:
+    """A copy of what a job wrote, checked: the peft files only."""
+    with _unpacked(control, source, intake.Limits()) as unpacked:
+        yield unpacked
+
+
+# ---- serving ---------------------------------------------------------------------------------------------------------
+
+
+def deploy(control: Control, name: str, version: int | None) -> schemas.Adapter:
+    """Want a version (None: the newest) served under the name."""
+    with control.store.write() as session:
+        record = _require(session, name)
+        row = _require_version(record, version)
+        engine = engines.view(session)
+        if engine.max_lora_rank is not None and row.rank > engine.max_lora_rank:
+            raise Invalid(
+                "rank_too_large",
+                f"adapter {name}@{row.version} has rank {row.rank} and the engine serves ranks up to "
+                f"{engine.max_lora_rank}; start the engine with a larger HARLI_ENGINE__MAX_LORA_RANK",
+                "version",
+            )
+        want(session, record, row.version)
+        return view(record)
+
+
+def undeploy(control: Control, name: str) -> schemas.Adapter:
+    """Want no version served; the engine finishes the requests that use it first."""
+    with control.store.write() as session:
+        record = _require(session, name)
+        want(session, record, None)
+        return view(record)
+
+
+def want(session: Session, record: AdapterRecord, version: int | None) -> None:
+    """Say what the engine is to serve; clears an earlier failure, so that it is tried again."""
+    record.wanted_version = version
+    record.error = None
+    if version is not None and record.deployed_version == version:
+        record.deployment = "deployed"
+    elif record.deployed_version is not None:
+        record.deployment = "unloading"
+    else:
+        record.deployment = "loading" if version is not None else "none"
+    changes.add(session, "adapters", "wanted", record.name, version=version)
+
+
+# ---- taking away -----------------------------------------------------------------------------------------------------
+
+
+def delete(control: Control, name: str, version: int | None) -> None:
+    """Delete a version, or (None) all. What the engine serves of it is undeployed."""
+    with control.store.write() as session:
+        record = _require(session, name)
+        doomed = record.versions if version is None else [_require_version(record, version)]
+        numbers = [row.version for row in doomed]
+        user = job_rows.open_with_initial(session, name, version)
+        if user is None and version is None:
+            user = job_rows.open_with_output(session, name)
+        if user is not None:
+            raise Conflict(
+                "adapter_in_use",
+                f"job {user.id} ({user.state}) needs adapter {name}; stop the job or wait for its end, then delete it",
+                "name",
+            )
+        if record.wanted_version in numbers or record.deployed_version in numbers:
+            want(session, record, None)
+        record.versions = [row for row in record.versions if row.version not in numbers]
+        if not record.versions:
+            record.deleted = True
+            if record.deployed_version is None:
+                session.flush()
+                rows.remove(session, name)
+        changes.add(session, "adapters", "deleted", name, version=version)
+    for number in numbers:
+        shutil.rmtree(control.adapter_folder(name, number), ignore_errors=True)
+
+
+def archive(control: Control, name: str, version: int | None) -> tuple[Path, str]:
+    """A zip of a version's peft folder: (a temporary file that the caller deletes, the name to give it)."""
+    with control.store.read() as session:
+        row = _require_version(_require(session, name), version)
+    folder = control.adapter_folder(name, row.version)
+    path = control.uploads / f"{new_id('download')}.zip"
+    try:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+            for member in sorted(folder.iterdir()):
+                archive.write(member, member.name)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return path, f"{name}-{row.version}.zip"

@@ -1,0 +1,635 @@
+"""Following the engine and handing out jobs: what the owner of the dispatch lease does.
+
+One thread owns a `Dispatcher`: it feeds it what the engine says (`receive`), and lets it act (`tick`, a few times a
+second and when something was asked; `reap`, once a second). All that must outlive the process is in the store; a new
+owner goes on from there and from the engine's next hello. What is kept here: the engine's last sign of life, what it
+holds, and which commands it has been sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy.orm import Session
+
+from core.api import schemas
+from core.control import adapters, targets
+from core.control import telemetry as history
+from core.control.context import Control
+from core.control.jobs import MAX_STALLS, save_from_checkpoint
+from core.control.lifecycle import TRANSITIONS, remark, transition
+from core.errors import HarliError
+from core.link.messages import (
+    PROTOCOL,
+    EngineNotice,
+    FromEngine,
+    Goodbye,
+    Hello,
+    JobSpec,
+    JobUpdate,
+    LoraSpec,
+    PauseJob,
+    SetTargets,
+    StartJob,
+    StopJob,
+    Target,
+    Telemetry,
+    ToEngine,
+)
+from core.telemetry import interval as intervals
+from core.telemetry.window import Seconds
+from db import adapters as adapter_rows
+from db import changes, engines, leases
+from db import datasets as dataset_rows
+from db import jobs as rows
+from db import targets as target_rows
+from db.base import now
+from db.engines import EngineRecord
+from db.jobs import IN_ENGINE, TERMINAL, JobRecord
+
+logger = logging.getLogger(__name__)
+
+SILENCE_S = 10.0
+ENGINE_LEASE = "engine"
+# How long the engine may take over what was asked of it, before the job is settled without it.
+COMMAND_S = {"stop": 30.0, "pause": 120.0, "save": 120.0}
+STARTING_S = 900.0
+SAVING_S = 300.0
+_KEPT_NOTICES = 20
+_RELEASE_EVERY_S = 5.0
+_BUSY_PAUSE_S = 2.0
+_ENDED = ("paused", "succeeded", "cancelled", "failed", "interrupted")
+
+Send = Callable[[str, ToEngine], bool]
+
+
+class LeaseLost(Exception):
+    """Another process dispatches by now; this one must not write."""
+
+
+@dataclass
+class _Link:
+    """What is known of the connected engine. `holding`: the (job, token) it works on; `heard`: monotonic seconds;
+    `lost`: it has been given up on."""
+
+    engine_id: str
+    heard: float
+    holding: tuple[str, int] | None = None
+    applied_version: int | None = None
+    lost: bool = False
+
+
+class Dispatcher:
+    """`send` puts a message on the link; `holder` and `token` are of the dispatch lease, checked in every write."""
+
+    def __init__(self, control: Control, send: Send, *, holder: str, token: int) -> None:
+        self._control = control
+        self._send = send
+        self._holder = holder
+        self._token = token
+        self._seconds = Seconds()
+        self._done: deque[tuple[int, intervals.Interval]] = deque(maxlen=600)
+        self._link: _Link | None = None
+        self._target_ms: float | None = None
+        self._sent_targets: tuple[str, int] | None = None
+        self._sent_commands: set[tuple[str, int, str]] = set()
+        self._unsent: StartJob | None = None
+        self._released: dict[tuple[str, int], float] = {}
+        self._not_before = 0.0
+        self._adopt_known_engine()
+
+    def _adopt_known_engine(self) -> None:
+        """Until the engine says hello to this owner, it is the one that the last owner knew, with time to report."""
+        with self._control.store.read() as session:
+            record = engines.current(session)
+            if record is None or record.state != "ready":
+                return
+            held = [job for job in rows.in_states(session, IN_ENGINE) if job.engine_id == record.id]
+            self._link = _Link(record.id, time.monotonic(), applied_version=record.applied_version)
+            if held and held[0].token is not None:
+                self._link.holding = (held[0].id, held[0].token)
+
+    @contextmanager
+    def _write(self) -> Iterator[Session]:
+        with self._control.store.write() as session:
+            if not leases.holds(session, "dispatcher", self._holder, self._token):
+                raise LeaseLost
+            yield session
+
+    # ---- what the engine says ----------------------------------------------------------------------------------------
+
+    def receive(self, engine_id: str, message: FromEngine) -> None:
+        """Take in one message. Safe to repeat when the store failed in the middle."""
+        if isinstance(message, Hello):
+            self._hello(message)
+            return
+        link = self._link
+        if link is None or link.engine_id != engine_id:
+            # An engine that another one replaced, or one whose hello is still to come.
+            if isinstance(message, JobUpdate) and message.kind not in _ENDED:
+                self._release(engine_id, message.job_id, message.token)
+            return
+        link.heard = time.monotonic()
+        if link.lost:
+            self._back(link)
+        if isinstance(message, Telemetry):
+            self._telemetry(link, message)
+        elif isinstance(message, JobUpdate):
+            self._job_update(link, message)
+        elif isinstance(message, EngineNotice):
+            self._notice(message)
+        elif isinstance(message, Goodbye):
+            self._goodbye(link)
+
+    def _hello(self, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            logger.error(
+                "engine %s speaks version %d of the link, this API version %d; start both from one installation",
+                hello.engine_id,
+                hello.protocol,
+                PROTOCOL,
+            )
+            return
+        holding = (
+            (hello.running_job, hello.running_token)
+            if hello.running_job is not None and hello.running_token is not None
+            else None
+        )
+        known = self._link.engine_id if self._link is not None else None
+        with self._write() as session:
+            time_ = now()
+            record = session.get(EngineRecord, hello.engine_id)
+            fresh = record is None
+            if record is None:
+                record = EngineRecord(id=hello.engine_id, since=time_, notices=[])
+                session.add(record)
+            record.hello = msgspec.to_builtins(hello)
+            record.state, record.state_since = "ready", time_
+            if known != hello.engine_id:
+                record.since = time_
+            record.applied_version = None
+            for other in engines.others(session, hello.engine_id):
+                if other.state != "gone":
+                    other.state, other.state_since = "gone", time_
+            if fresh:
+                self._forget_deployments(session, hello.engine_id)
+            targets.propose(session, hello.solo_itl_ms)
+            self._reconcile(session, hello.engine_id, holding)
+            changes.add(session, "engine", "ready", hello.engine_id, model=hello.model)
+        self._link = _Link(hello.engine_id, time.monotonic(), holding)
+        self._sent_targets = None
+        self._sent_commands.clear()
+        self.tick()
+
+    @staticmethod
+    def _forget_deployments(session: Session, engine_id: str) -> None:
+        """A fresh engine serves no adapter; what is wanted is loaded into it anew."""
+        for record in adapter_rows.everything(session):
+            if record.deleted:
+                adapter_rows.remove(session, record.name)
+                continue
+            record.deployed_version = None
+            record.engine_id = engine_id
+            adapters.want(session, record, record.wanted_version)
+
+    def _reconcile(self, session: Session, engine_id: str, holding: tuple[str, int] | None) -> None:
+        """Jobs that the store thinks an engine holds, against what this one says it holds."""
+        for job in rows.in_states(session, (*IN_ENGINE, "interrupted")):
+            if holding is not None and (job.id, job.token) == holding:
+                job.engine_id = engine_id
+                if job.state == "interrupted":
+                    self._adopt(session, job)
+            elif job.state in IN_ENGINE and job.engine_id is not None:
+                just_sent = self._unsent is not None and self._unsent.spec.job_id == job.id
+                if not (just_sent and job.engine_id == engine_id):
+                    self._interrupt(session, job, "the engine that ran it is gone")
+
+    def _back(self, link: _Link) -> None:
+        """An engine that was given up on reports again; it may go on with the job that no one else was given."""
+        with self._write() as session:
+            record = session.get_one(EngineRecord, link.engine_id)
+            record.state, record.state_since = "ready", now()
+            for job in rows.in_states(session, ("interrupted",)):
+                if link.holding == (job.id, job.token) and job.engine_id == link.engine_id:
+                    self._adopt(session, job)
+            changes.add(session, "engine", "ready", link.engine_id)
+        link.lost = False
+
+    def _telemetry(self, link: _Link, message: Telemetry) -> None:
+        if message.time > (limit := time.time()):
+            message = msgspec.structs.replace(message, time=limit)
+        interval = intervals.of_message(message, self._target_ms)
+        self._control.window.add(interval)
+        self._control.totals.add(interval)
+        if (done := self._seconds.add(interval)) is not None:
+            self._done.append(done)
+        applied = message.targets_version if message.targets_version != link.applied_version else None
+        if not self._done and applied is None:
+            return
+        with self._write() as session:
+            for second in self._done:
+                history.put_second(session, *second)
+            if applied is not None:
+                session.get_one(EngineRecord, link.engine_id).applied_version = applied
+                changes.add(session, "targets", "applied", str(applied), version=applied)
+        self._done.clear()
+        link.applied_version = message.targets_version
+
+    def _notice(self, message: EngineNotice) -> None:
+        notice = schemas.Notice(
+            time=datetime.fromtimestamp(message.time, UTC),
+            level=message.level,
+            code=message.code,
+            message=message.message,
+        )
+        plain = notice.model_dump(mode="json")
+        with self._write() as session:
+            record = session.get_one(EngineRecord, message.engine_id)
+            record.notices = [*record.notices, plain][-_KEPT_NOTICES:]
+            changes.add(session, "engine", "notice", message.engine_id, **plain)
+            held = {(job.id, job.token) for job in rows.in_states(session, IN_ENGINE)}
+        if message.code == "unknown_job" and self._link is not None and self._link.holding not in held:
+            # It was told to let go of something that it does not hold after all.
+            self._link.holding = None
+
+    def _goodbye(self, link: _Link) -> None:
+        with self._write() as session:
+            record = session.get_one(EngineRecord, link.engine_id)
+            record.state, record.state_since = "gone", now()
+            for job in rows.in_states(session, IN_ENGINE):
+                if job.engine_id == link.engine_id:
+                    self._interrupt(session, job, "the engine stopped")
+            changes.add(session, "engine", "absent", link.engine_id)
+        self._link = None
+
+    # ---- what happens to the job -------------------------------------------------------------------------------------
+
+    def _job_update(self, link: _Link, update: JobUpdate) -> None:
+        source: Path | None = None
+        with self._control.store.read() as session:
+            job = rows.find(session, update.job_id)
+            fresh = job is not None and job.token == update.token and job.engine_id == link.engine_id
+        if fresh and update.kind == "succeeded":
+            source = Path(update.path or "")
+        self._note_holding(link, update)
+        if not fresh:
+            if update.kind not in _ENDED:
+                self._release(link.engine_id, update.job_id, update.token)
+        elif source is not None:
+            self._register(update.job_id, update.token, source, update)
+        else:
+            with self._write() as session:
+                job = rows.find(session, update.job_id)
+                if job is not None and job.token == update.token:
+                    self._apply(session, job, update)
+        if link.holding is None:
+            self.tick()
+
+    @staticmethod
+    def _note_holding(link: _Link, update: JobUpdate) -> None:
+        """What the engine works on, by what it says; under an older token than it was given it is old news."""
+        current = link.holding
+        if current is not None and current[0] == update.job_id and update.token < current[1]:
+            return
+        if update.kind not in _ENDED:
+            link.holding = (update.job_id, update.token)
+        elif current is not None and current[0] == update.job_id:
+            link.holding = None
+
+    def _apply(self, session: Session, job: JobRecord, update: JobUpdate) -> None:
+        """What an update that is not stale does to its job."""
+        time_ = datetime.fromtimestamp(update.time, UTC)
+        if job.state == "interrupted" and update.kind != "interrupted":
+            self._adopt(session, job)
+        match update.kind:
+            case "started" | "resumed":
+                self._started(session, job, update)
+            case "metric":
+                self._metric(session, job, update, time_)
+            case "log":
+                session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=update.message or ""))
+                changes.add(session, "jobs", "log", job.id, state=job.state)
+            case "checkpoint":
+                self._checkpointed(job, update)
+                remark(session, job, "checkpoint", f"checkpoint at step {update.step}")
+            case "saving":
+                if job.state != "saving":
+                    transition(session, job, "saving", "saving", f"saving the adapter at step {update.step}")
+            case "paused":
+                self._checkpointed(job, update)
+                self._settle(session, job, "paused", f"paused at step {update.step}")
+            case "interrupted":
+                self._checkpointed(job, update)
+                job.token = None
+                self._interrupt(session, job, update.message or f"the engine stopped it at step {update.step}")
+            case "cancelled":
+                transition(session, job, "cancelled", "cancelled", f"stopped at step {job.step}")
+            case "failed" if update.code == "engine_busy":
+                self._not_before = time.monotonic() + _BUSY_PAUSE_S
+                self._interrupt(session, job, update.message or "the engine is busy")
+            case "failed":
+                message = update.message or "the engine gave no reason"
+                self._fail(session, job, update.code or "failed", message, update.param)
+
+    def _started(self, session: Session, job: JobRecord, update: JobUpdate) -> None:
+        job.total_steps = update.total_steps or job.total_steps
+        job.start_step = update.step
+        if update.step < job.step:
+            # What was done after the checkpoint is done again.
+            job.step = update.step
+            rows.drop_metrics_after(session, job.id, update.step)
+        if job.state == "starting":
+            again = f" from step {update.step}" if update.step else ""
+            transition(session, job, "running", "running", f"the engine runs it{again}")
+
+    @staticmethod
+    def _metric(session: Session, job: JobRecord, update: JobUpdate, time_: datetime) -> None:
+        names = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens")
+        values: dict[str, Any] = {name: getattr(update, name) for name in names}
+        rows.put_metric(session, job.id, update.step, time_, values)
+        job.step = max(job.step, update.step)
+        if update.loss is not None:
+            job.loss = update.loss
+            job.first_loss = update.loss if job.first_loss is None or update.step <= 1 else job.first_loss
+        job.eval_loss = update.eval_loss if update.eval_loss is not None else job.eval_loss
+        job.epoch = update.epoch if update.epoch is not None else job.epoch
+        job.tokens = update.tokens if update.tokens is not None else job.tokens
+        changes.add(session, "jobs", "metric", job.id, state=job.state, step=update.step, loss=update.loss)
+
+    @staticmethod
+    def _checkpointed(job: JobRecord, update: JobUpdate) -> None:
+        if update.path is None:
+            return
+        job.checkpoint, job.checkpoint_step = update.path, update.step
+        if update.step > job.start_step:
+            job.stalls = 0
+
+    @staticmethod
+    def _adopt(session: Session, job: JobRecord) -> None:
+        transition(session, job, "running", "running", "the engine is back and never stopped working on it")
+
+    def _interrupt(self, session: Session, job: JobRecord, why: str) -> None:
+        """Its engine is gone or let go of it: resumable, unless something else was asked of it in the meantime."""
+        if job.state != "interrupted":
+            progress = (job.checkpoint_step or 0) > job.start_step
+            job.stalls = 0 if progress else job.stalls + 1
+            transition(session, job, "interrupted", "interrupted", why)
+        self._settle(session, job, None, why)
+
+    def _settle(self, session: Session, job: JobRecord, state: str | None, message: str) -> None:
+        """Do what was asked of a job that the engine holds no longer; else put it in `state`."""
+        asked = job.command
+        if asked == "stop":
+            transition(session, job, "cancelled", "cancelled", f"stopped at step {job.step}")
+        elif asked == "save" and job.checkpoint_step:
+            save_from_checkpoint(session, job)
+        elif asked == "save":
+            transition(session, job, "cancelled", "cancelled", "stopped; there was no checkpoint to save")
+        elif asked == "pause" or state == "paused":
+            transition(session, job, "paused", "paused", message)
+
+    @staticmethod
+    def _fail(session: Session, job: JobRecord, code: str, message: str, param: str | None) -> None:
+        job.error = schemas.ErrorDetail(code=code, message=message, param=param).model_dump()
+        transition(session, job, "failed", "failed", message)
+
+    def _register(self, job_id: str, token: int | None, source: Path, update: JobUpdate | None) -> None:
+        """Store what the job wrote as its adapter's next version, and end it; deploy when it asked for that."""
+        try:
+            with adapters.trained(self._control, source) as (folder, info), self._write() as session:
+                job = rows.find(session, job_id)
+                if job is None or job.token != token or job.state in TERMINAL:
+                    return
+                if update is not None:
+                    job.step = max(job.step, update.step)
+                    job.tokens = update.tokens if update.tokens is not None else job.tokens
+                if job.state == "interrupted":
+                    self._adopt(session, job)
+                if job.state != "saving":
+                    transition(session, job, "saving", "saving", "saving the adapter")
+                record = adapters.store(
+                    self._control,
+                    session,
+                    folder,
+                    info,
+                    job.adapter_name,
+                    origin="trained",
+                    job_id=job.id,
+                    dataset_id=job.dataset_id,
+                )
+                job.adapter_version = record.last_version
+                name = f"{job.adapter_name}@{record.last_version}"
+                transition(session, job, "succeeded", "succeeded", f"stored as adapter {name}")
+                if job.spec["deploy"]:
+                    adapters.want(session, record, record.last_version)
+        except (HarliError, OSError) as error:
+            with self._write() as session:
+                job = rows.find(session, job_id)
+                if job is not None and job.token == token and "failed" in TRANSITIONS[job.state]:
+                    message = f"the adapter that the job wrote to {source} cannot be stored: {error}"
+                    self._fail(session, job, "adapter_unusable", message, None)
+
+    # ---- acting ------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Send what has to be sent: moved targets, commands, the next job."""
+        self._save_checkpoints()
+        link = self._link
+        if link is None or link.lost:
+            return
+        with self._control.store.read() as session:
+            in_force = target_rows.current(session)
+            held = [job for job in rows.in_states(session, IN_ENGINE) if job.engine_id == link.engine_id]
+            waiting = rows.next_waiting(session, MAX_STALLS)
+        self._send_targets(link, in_force)
+        if self._unsent is not None and self._send(link.engine_id, self._unsent):
+            self._unsent = None
+        for job in held:
+            self._send_command(link, job)
+        if link.holding is not None and not any((job.id, job.token) == link.holding for job in held):
+            self._release(link.engine_id, *link.holding)
+        elif link.holding is None and not held and waiting is not None and time.monotonic() >= self._not_before:
+            self._hand_out(link, waiting.id)
+
+    def _send_targets(self, link: _Link, record: target_rows.TargetsRecord | None) -> None:
+        self._target_ms = targets.tightest_itl_ms(record)
+        if record is None or self._sent_targets == (link.engine_id, record.version):
+            return
+        message = SetTargets(version=record.version, targets=tuple(Target(**target) for target in record.targets))
+        if self._send(link.engine_id, message):
+            self._sent_targets = (link.engine_id, record.version)
+
+    def _send_command(self, link: _Link, job: JobRecord) -> None:
+        if job.command is None or job.token is None or self._unsent is not None:
+            return
+        key = (job.id, job.token, job.command)
+        if key in self._sent_commands:
+            return
+        message: ToEngine = (
+            PauseJob(job_id=job.id, token=job.token)
+            if job.command == "pause"
+            else StopJob(job_id=job.id, token=job.token, save=job.command == "save")
+        )
+        if self._send(link.engine_id, message):
+            self._sent_commands.add(key)
+
+    def _release(self, engine_id: str, job_id: str, token: int) -> None:
+        """Have an engine let go of what it holds under a lease that is over; said again now and then, not each time."""
+        time_ = time.monotonic()
+        if time_ - self._released.get((job_id, token), -_RELEASE_EVERY_S) >= _RELEASE_EVERY_S:
+            self._released = {key: at for key, at in self._released.items() if time_ - at < 60}
+            self._released[job_id, token] = time_
+            self._send(engine_id, StopJob(job_id=job_id, token=token, save=False))
+
+    def _hand_out(self, link: _Link, job_id: str) -> None:
+        with self._write() as session:
+            job = rows.find(session, job_id)
+            if job is None or job.state not in ("queued", "interrupted"):
+                return
+            try:
+                spec = self._spec(session, job)
+            except HarliError as error:
+                self._fail(session, job, error.code, error.message, error.param)
+                return
+            resume_from = newest_checkpoint(self._control.job_folder(job.id), job.checkpoint)
+            again = job.started_at is not None
+            job.resumes += again
+            job.token = leases.next_token(session, ENGINE_LEASE, link.engine_id)
+            place = f" with checkpoint {resume_from.name}" if resume_from is not None else ""
+            transition(session, job, "starting", "starting", f"handed to the engine{place}")
+            job.engine_id = link.engine_id
+            message = StartJob(
+                spec=spec, token=job.token, resume_from=str(resume_from) if resume_from is not None else None
+            )
+        link.holding = (job_id, message.token)
+        if not self._send(link.engine_id, message):
+            self._unsent = message
+
+    def _spec(self, session: Session, job: JobRecord) -> JobSpec:
+        """What the engine gets; raises when something the job needs has disappeared."""
+        body = schemas.JobCreate.model_validate(job.spec)
+        dataset = dataset_rows.find(session, job.dataset_id)
+        path = self._control.dataset_file(job.dataset_id)
+        if dataset is None or not path.is_file():
+            raise HarliError(
+                "dataset_missing",
+                f"the file of data set {job.dataset_name} is gone ({path}); upload it again",
+                "dataset",
+            )
+        initial = None
+        if job.initial_adapter is not None and job.initial_version is not None:
+            initial = self._control.adapter_folder(job.initial_adapter, job.initial_version)
+            if not initial.is_dir():
+                name = f"{job.initial_adapter}@{job.initial_version}"
+                raise HarliError("adapter_missing", f"adapter {name} is gone; upload it again", "initial_adapter")
+        assert body.micro_batch_tokens is not None and body.sequence_length is not None
+        return JobSpec(
+            job_id=job.id,
+            dataset_path=str(path),
+            adapter_name=job.adapter_name,
+            output_dir=str(self._control.job_folder(job.id)),
+            initial_adapter=str(initial) if initial is not None else None,
+            lora=LoraSpec(**{**body.lora.model_dump(), "target_modules": tuple(body.lora.target_modules)}),
+            learning_rate=body.learning_rate,
+            schedule=body.schedule,
+            warmup_ratio=body.warmup_ratio,
+            weight_decay=body.weight_decay,
+            max_grad_norm=body.max_grad_norm,
+            epochs=body.epochs,
+            max_steps=body.max_steps,
+            micro_batch_tokens=body.micro_batch_tokens,
+            accumulation=body.accumulation,
+            sequence_length=body.sequence_length,
+            seed=body.seed,
+            evaluation_fraction=body.evaluation_fraction,
+            evaluate_every=body.evaluate_every,
+            checkpoint_every=body.checkpoint_every,
+            priority=job.priority,
+        )
+
+    def _save_checkpoints(self) -> None:
+        """Finish jobs that are to be saved from a checkpoint, with no engine holding them."""
+        with self._control.store.read() as session:
+            found = [job for job in rows.in_states(session, ("saving",)) if job.engine_id is None]
+        for job in found:
+            checkpoint = newest_checkpoint(self._control.job_folder(job.id), job.checkpoint)
+            self._register(job.id, None, (checkpoint or Path("missing")) / "adapter", None)
+
+    # ---- what takes too long -----------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Give up on an engine that has been silent too long, and on what it does not do in time."""
+        link = self._link
+        if link is not None and not link.lost and time.monotonic() - link.heard > SILENCE_S:
+            self._lose(link)
+        time_ = now()
+        with self._control.store.read() as session:
+            late = [job.id for job in rows.in_states(session, IN_ENGINE) if _overdue(job, time_)]
+        for job_id in late:
+            with self._write() as session:
+                job = rows.find(session, job_id)
+                if job is not None and job.state in IN_ENGINE and _overdue(job, time_):
+                    doing = f"do what was asked ({job.command})" if job.command else f"get past {job.state}"
+                    job.token = None
+                    self._interrupt(session, job, f"the engine did not {doing} in time; settled without it")
+        if late:
+            self.tick()
+
+    def _lose(self, link: _Link) -> None:
+        with self._write() as session:
+            record = session.get_one(EngineRecord, link.engine_id)
+            record.state, record.state_since = "lost", now()
+            for job in rows.in_states(session, IN_ENGINE):
+                if job.engine_id == link.engine_id:
+                    self._interrupt(session, job, f"the engine has been silent for {SILENCE_S:g} s")
+            changes.add(session, "engine", "lost", link.engine_id)
+        link.lost = True
+        self._unsent = None
+
+    def flush(self) -> None:
+        """Store the second that is still open, at the end of this ownership."""
+        if (done := self._seconds.flush()) is not None:
+            with self._write() as session:
+                history.put_second(session, *done)
+
+
+def newest_checkpoint(job_folder: Path, recorded: str | None) -> Path | None:
+    """The newest whole checkpoint on disk: the engine may have written one that it could no longer report, and old
+    ones are pruned."""
+    found = sorted(
+        (path for path in (job_folder / "checkpoints").glob("step-*") if (path / "state.json").is_file()),
+        key=lambda path: int(path.name.rpartition("-")[2]),
+    )
+    if found:
+        return found[-1]
+    return Path(recorded) if recorded is not None and Path(recorded).is_dir() else None
+
+
+def remove_leftovers(control: Control, older_than: timedelta = timedelta(hours=6)) -> None:
+    """Delete what requests that a crash cut short left in the uploads folder."""
+    limit = time.time() - older_than.total_seconds()
+    for path in control.uploads.iterdir():
+        if path.stat().st_mtime < limit:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _overdue(job: JobRecord, time_: datetime) -> bool:
+    if job.engine_id is None:
+        return False
+    if job.command is not None and job.command_at is not None:
+        return (time_ - job.command_at).total_seconds() > COMMAND_S[job.command]
+    limit = {"starting": STARTING_S, "saving": SAVING_S}.get(job.state)
+    return limit is not None and (time_ - job.state_since).total_seconds() > limit

@@ -1,0 +1,421 @@
+"""Jobs: submitting, looking at them, and what people ask of them. The dispatcher does what is asked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from core.api import schemas
+from core.control import engines, pages
+from core.control.context import Control, new_id
+from core.control.lifecycle import remark, transition
+from core.errors import Conflict, HarliError, Invalid, NotFound
+from core.intake import packing, rows, tokenizer
+from db import adapters as adapter_rows
+from db import changes, idempotency
+from db import datasets as dataset_rows
+from db import jobs as job_rows
+from db.adapters import AdapterRecord
+from db.base import now
+from db.datasets import DatasetRecord
+from db.engines import EngineRecord
+from db.jobs import IN_ENGINE, TERMINAL, JobRecord
+
+DEFAULT_EPOCHS = 3.0
+# A job that was interrupted this often in a row without a new checkpoint is not resumed by itself any more.
+MAX_STALLS = 3
+
+# ---- looking ---------------------------------------------------------------------------------------------------------
+
+
+def get(control: Control, job_id: str) -> schemas.Job:
+    with control.store.read() as session:
+        return views(session, [_require(session, job_id)])[0]
+
+
+def page(control: Control, limit: int, cursor: str | None, state: str | None) -> schemas.Page[schemas.Job]:
+    before = pages.key(cursor, int)
+    with control.store.read() as session:
+        found = job_rows.page(session, limit + 1, before, state)
+        following = pages.cursor(found[limit - 1].seq) if len(found) > limit else None
+        return schemas.Page(items=views(session, found[:limit]), next=following)
+
+
+def events(control: Control, job_id: str, after: int, limit: int) -> list[schemas.JobEvent]:
+    with control.store.read() as session:
+        _require(session, job_id)
+        found = job_rows.events(session, job_id, after, limit)
+        return [schemas.JobEvent.model_validate(row, from_attributes=True) for row in found]
+
+
+def metrics(control: Control, job_id: str, after: int, limit: int) -> list[schemas.JobMetric]:
+    with control.store.read() as session:
+        _require(session, job_id)
+        found = job_rows.metrics(session, job_id, after, limit)
+        return [schemas.JobMetric.model_validate(row, from_attributes=True) for row in found]
+
+
+def log(control: Control, job_id: str, after: int, limit: int) -> list[schemas.JobLogLine]:
+    with control.store.read() as session:
+        _require(session, job_id)
+        found = job_rows.log(session, job_id, after, limit)
+        return [schemas.JobLogLine.model_validate(row, from_attributes=True) for row in found]
+
+
+def views(session: Session, records: Iterable[JobRecord]) -> list[schemas.Job]:
+    """As the API shows them, with the reason why one that could run does not."""
+    records = list(records)
+    reasons = _waiting_reasons(session) if any(job.state not in TERMINAL for job in records) else {}
+    shown = set(schemas.Job.model_fields) & set(JobRecord.__mapper__.columns.keys())
+    return [
+        schemas.Job.model_validate(
+            {**{name: getattr(job, name) for name in shown}, "waiting_reason": reasons.get(job.id)}
+        )
+        for job in records
+    ]
+
+
+def _waiting_reasons(session: Session) -> dict[str, str]:
+    """Of every job that has not ended and does not run."""
+    waiting = job_rows.in_states(session, ("queued", "interrupted", "paused", "saving", "running"))
+    engine = engines.known(session)
+    busy = next(iter(job_rows.in_states(session, IN_ENGINE)), None)
+    reasons: dict[str, str] = {}
+    position = 0
+    for job in waiting:
+        if job.command is not None and job.state != "saving":
+            wishes = {"pause": "to be paused", "stop": "to be stopped", "save": "to be stopped and saved"}
+            reasons[job.id] = f"it is about {wishes[job.command]}"
+        elif job.state == "paused":
+            reasons[job.id] = "it is paused; resume it to put it back in the queue"
+        elif job.state == "interrupted" and job.stalls >= MAX_STALLS:
+            reasons[job.id] = (
+                f"it was interrupted {job.stalls} times in a row without getting to a new checkpoint; see its events, "
+                "and resume it by hand once the cause is gone"
+            )
+        elif job.state in ("queued", "interrupted"):
+            position += 1
+            reasons[job.id] = _queue_reason(engine, busy, position)
+    return reasons
+
+
+def _queue_reason(engine: EngineRecord | None, busy: JobRecord | None, position: int) -> str:
+    if engine is None or engine.state == "gone":
+        return f"no engine is connected (number {position} in the queue)"
+    if engine.state == "lost":
+        return f"the engine does not answer (number {position} in the queue)"
+    if busy is not None:
+        return f"job {busy.id} ({busy.name}) is {busy.state}; one job runs at a time (number {position} in the queue)"
+    if position == 1:
+        return "it is next and starts within a moment"
+    return f"jobs of a higher priority, or older, come first (number {position} in the queue)"
+
+
+def _require(session: Session, job_id: str) -> JobRecord:
+    job = job_rows.find(session, job_id)
+    if job is None:
+        raise NotFound("job_not_found", f"there is no job {job_id}; `harli jobs` lists them", "job_id")
+    return job
+
+
+# ---- submitting ------------------------------------------------------------------------------------------------------
+
+
+def submit(control: Control, body: schemas.JobCreate, key: str | None) -> tuple[schemas.Job, bool]:
+    """Check and queue a job; (the job, whether it is new). A key that came before answers with its job.
+
+    Raises Invalid, NotFound or Conflict, naming the field, before anything is stored.
+    """
+    fingerprint = hashlib.sha256(json.dumps(body.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+    with control.store.read() as session:
+        if (earlier := _earlier(session, key, fingerprint)) is not None:
+            return earlier, False
+        dataset = _dataset(session, body)
+        model = engines.model_path(session, control.settings)
+    spec = _resolved(control, body)
+    _check_lengths(control, dataset, model, spec)
+    with control.store.write() as session:
+        # Everything that may have changed since it was read is looked at again where it cannot change any more.
+        if (earlier := _earlier(session, key, fingerprint)) is not None:
+            return earlier, False
+        dataset = _dataset(session, body)
+        engine = engines.known(session)
+        spec, initial, version = _initial(session, spec)
+        _check_engine(spec, engine)
+        _check_output(session, spec)
+        time = now()
+        job = JobRecord(
+            id=new_id("job"),
+            name=body.name or f"{body.adapter_name} on {dataset.name}"[:120],
+            state="queued",
+            spec=spec.model_dump(mode="json"),
+            dataset_id=dataset.id,
+            dataset_name=dataset.name,
+            adapter_name=body.adapter_name,
+            initial_adapter=initial,
+            initial_version=version,
+            created_at=time,
+            state_since=time,
+            priority=body.priority,
+        )
+        session.add(job)
+        session.flush()
+        session.add(
+            job_rows.JobEventRecord(job_id=job.id, time=time, kind="submitted", to_state="queued", message="submitted")
+        )
+        changes.add(session, "jobs", "submitted", job.id, state="queued")
+        if key is not None:
+            record = idempotency.IdempotencyRecord(key=key, fingerprint=fingerprint, job_id=job.id, created_at=time)
+            session.add(record)
+        session.flush()
+        return views(session, [job])[0], True
+
+
+def _earlier(session: Session, key: str | None, fingerprint: str) -> schemas.Job | None:
+    record = session.get(idempotency.IdempotencyRecord, key) if key is not None else None
+    if record is None:
+        return None
+    if record.fingerprint != fingerprint:
+        raise Conflict(
+            "idempotency_key_reused",
+            f"the Idempotency-Key {key!r} was used for job {record.job_id} with another request; use a new key for a "
+            "new job",
+            "Idempotency-Key",
+        )
+    return views(session, [_require(session, record.job_id)])[0]
+
+
+def _resolved(control: Control, body: schemas.JobCreate) -> schemas.JobCreate:
+    """The job with every default filled in, as it is stored and run."""
+    if body.epochs is not None and body.max_steps is not None:
+        raise Invalid(
+            "epochs_and_max_steps",
+            f"epochs is {body.epochs:g} and max_steps is {body.max_steps}; give one of them and leave the other out",
+            "max_steps",
+        )
+    tokens = body.micro_batch_tokens or control.settings.finetune.micro_batch_tokens
+    length = body.sequence_length or tokens
+    if length > tokens:
+        raise Invalid(
+            "sequence_length",
+            f"sequence_length is {length} and a micro-batch holds {tokens} tokens; lower it, or raise "
+            f"micro_batch_tokens to {length}",
+            "sequence_length",
+        )
+    epochs = body.epochs if body.max_steps is not None else body.epochs or DEFAULT_EPOCHS
+    return body.model_copy(update={"micro_batch_tokens": tokens, "sequence_length": length, "epochs": epochs})
+
+
+def _dataset(session: Session, body: schemas.JobCreate) -> DatasetRecord:
+    dataset = dataset_rows.find(session, body.dataset)
+    if dataset is None:
+        raise NotFound(
+            "dataset_not_found",
+            f"there is no data set {body.dataset!r}; upload it first, `harli datasets` lists those there are",
+            "dataset",
+        )
+    return dataset
+
+
+def _check_lengths(control: Control, dataset: DatasetRecord, model: Path | None, spec: schemas.JobCreate) -> None:
+    """Every row must fit; without a tokenizer (no engine was here yet) the engine checks when the job starts."""
+    if model is None:
+        return
+    assert spec.micro_batch_tokens is not None and spec.sequence_length is not None
+    path = control.dataset_file(dataset.id)
+    tokens = tokenizer.load(model)
+    lengths = rows.lengths(path, tokens)
+    if lengths is None:
+        lengths = [len(row.ids) for row in packing.load_encoded(path, tokens)]
+    try:
+        packing.check_lengths(
+            path, lengths, micro_batch_tokens=spec.micro_batch_tokens, sequence_length=spec.sequence_length
+        )
+    except HarliError as error:
+        error.message = f"data set {dataset.name}: {error.message}"
+        raise
+
+
+def parse_adapter(reference: str) -> tuple[str, int | None]:
+    """``name`` or ``name@version``."""
+    name, _, version = reference.partition("@")
+    if version and not version.isdigit():
+        raise Invalid(
+            "initial_adapter",
+            f"initial_adapter is {reference!r}; give a name or name@version with a number, such as {name}@2",
+            "initial_adapter",
+        )
+    return name, int(version) if version else None
+
+
+def _initial(session: Session, body: schemas.JobCreate) -> tuple[schemas.JobCreate, str | None, int | None]:
+    """The job with the shape of the adapter that it starts from, and that adapter's name and version.
+
+    What `lora` leaves out is the adapter's; raises Invalid for what it says otherwise.
+    """
+    if body.initial_adapter is None:
+        return body, None, None
+    name, version = parse_adapter(body.initial_adapter)
+    adapter: AdapterRecord | None = adapter_rows.find(session, name)
+    row = adapter_rows.version_of(adapter, version) if adapter is not None else None
+    if row is None:
+        raise NotFound(
+            "adapter_not_found",
+            f"there is no adapter {body.initial_adapter!r} to start from; `harli adapters` lists those there are",
+            "initial_adapter",
+        )
+    shape = {"rank": row.rank, "alpha": row.alpha, "target_modules": sorted(row.target_modules)}
+    given = {name: getattr(body.lora, name) for name in body.lora.model_fields_set & shape.keys()}
+    if "target_modules" in given:
+        given["target_modules"] = sorted(set(given["target_modules"]))
+    for field, value in given.items():
+        if value != shape[field] and field != "alpha":
+            raise Invalid(
+                "initial_adapter_shape",
+                f"lora.{field} is {value} and adapter {name}@{row.version} has {shape[field]}; leave it out, or start "
+                "from another adapter",
+                f"lora.{field}",
+            )
+    lora = body.lora.model_copy(update={**shape, **given})
+    return body.model_copy(update={"lora": lora}), name, row.version
+
+
+def _check_engine(body: schemas.JobCreate, engine: EngineRecord | None) -> None:
+    """What the engine (the present one, else the last) cannot serve is refused; the first one is waited for."""
+    if engine is None:
+        return
+    hello = engine.hello
+    if body.lora.rank > hello["max_lora_rank"]:
+        raise Invalid(
+            "rank_too_large",
+            f"lora.rank is {body.lora.rank} and the engine serves ranks up to {hello['max_lora_rank']}; lower it, or "
+            "start the engine with a larger HARLI_ENGINE__MAX_LORA_RANK",
+            "lora.rank",
+        )
+    unknown = [module for module in body.lora.target_modules if module not in hello["lora_modules"]]
+    if unknown:
+        raise Invalid(
+            "target_modules",
+            f"lora.target_modules names {', '.join(unknown)}; the engine can serve {', '.join(hello['lora_modules'])}",
+            "lora.target_modules",
+        )
+    if body.adapter_name == hello["model"]:
+        raise Conflict(
+            "name_taken",
+            f"{body.adapter_name} is the served model's own name; give the adapter another",
+            "adapter_name",
+        )
+
+
+def _check_output(session: Session, body: schemas.JobCreate) -> None:
+    other = job_rows.open_with_output(session, body.adapter_name)
+    if other is not None:
+        raise Conflict(
+            "adapter_name_busy",
+            f"job {other.id} ({other.state}) will write adapter {body.adapter_name}; wait for it, stop it, or give "
+            "another adapter_name",
+            "adapter_name",
+        )
+
+
+# ---- asking ----------------------------------------------------------------------------------------------------------
+
+
+def pause(control: Control, job_id: str) -> schemas.Job:
+    """Pause now (when no engine holds the job) or at the engine's next step. Pausing twice is pausing once."""
+    with control.store.write() as session:
+        job = _require(session, job_id)
+        if job.state in ("queued", "interrupted"):
+            transition(session, job, "paused", "paused", "paused while it waited")
+        elif job.state in ("starting", "running") and job.command in (None, "pause"):
+            _ask(session, job, "pause")
+        elif job.state != "paused":
+            raise _refused(job, "paused", "queued, starting, running or interrupted")
+        session.flush()
+        return views(session, [job])[0]
+
+
+def resume(control: Control, job_id: str) -> schemas.Job:
+    """Back into the queue, at its old place; the dispatcher hands it out from its newest checkpoint."""
+    with control.store.write() as session:
+        job = _require(session, job_id)
+        if job.state not in ("paused", "interrupted"):
+            raise _refused(job, "resumed", "paused or interrupted")
+        job.stalls = 0
+        transition(session, job, "queued", "resumed", "resumed; it goes on from its newest checkpoint")
+        session.flush()
+        return views(session, [job])[0]
+
+
+def stop(control: Control, job_id: str, save: bool) -> schemas.Job:
+    """End a job, with its adapter as it stands or without. One that no engine holds ends at once."""
+    with control.store.write() as session:
+        job = _require(session, job_id)
+        if save and job.state not in (*TERMINAL, "saving") and not _has_progress(job):
+            raise Conflict(
+                "nothing_to_save",
+                f"job {job.id} is {job.state} and has not finished a step, so there is nothing to save; stop it "
+                "without saving",
+                "save",
+            )
+        if job.state in ("queued", "paused", "interrupted"):
+            if save:
+                save_from_checkpoint(session, job)
+            else:
+                transition(session, job, "cancelled", "cancelled", f"stopped while it was {job.state}")
+        elif job.state in ("starting", "running") and (job.command != "stop" or not save):
+            _ask(session, job, "save" if save else "stop")
+        elif job.state != "saving" or not save:
+            raise _refused(job, "stopped", "anything but saving, succeeded, failed or cancelled")
+        session.flush()
+        return views(session, [job])[0]
+
+
+def update(control: Control, job_id: str, patch: schemas.JobPatch) -> schemas.Job:
+    """Change priority or name of a job that has not ended."""
+    with control.store.write() as session:
+        job = _require(session, job_id)
+        if job.state in TERMINAL and "priority" in patch.model_fields_set:
+            raise _refused(job, "reprioritised", "anything but succeeded, failed or cancelled")
+        if patch.priority is not None and patch.priority != job.priority:
+            remark(session, job, "priority", f"priority {job.priority} → {patch.priority}")
+            job.priority = patch.priority
+        if patch.name is not None:
+            job.name = patch.name
+            changes.add(session, "jobs", "renamed", job.id, state=job.state)
+        session.flush()
+        return views(session, [job])[0]
+
+
+def _has_progress(job: JobRecord) -> bool:
+    """In an engine a finished step can be saved, elsewhere only a checkpoint."""
+    return bool(job.step if job.state in IN_ENGINE else job.checkpoint_step)
+
+
+def save_from_checkpoint(session: Session, job: JobRecord) -> None:
+    """Send a job that no engine holds to `saving`; the dispatcher stores its newest checkpoint's adapter."""
+    if job.state == "queued":
+        transition(session, job, "paused", "paused", "taken out of the queue to be saved")
+    message = f"saving the adapter from the checkpoint of step {job.checkpoint_step}"
+    transition(session, job, "saving", "saving", message)
+    job.command, job.command_at = "save", now()
+    job.token = job.engine_id = None
+
+
+def _ask(session: Session, job: JobRecord, command: str) -> None:
+    if job.command == command:
+        return
+    words = {"pause": "asked to pause", "stop": "asked to stop", "save": "asked to stop and save"}
+    remark(session, job, f"{command}_asked", words[command])
+    job.command, job.command_at = command, now()
+
+
+def _refused(job: JobRecord, what: str, states: str) -> Conflict:
+    doing = f" and {job.command} was asked of it" if job.command is not None else ""
+    return Conflict(
+        "job_state", f"job {job.id} is {job.state}{doing}; it can be {what} while it is {states}", "job_id"
+    )

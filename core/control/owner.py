@@ -1,0 +1,274 @@
+"""Who dispatches: of all API processes on one store the one that holds the lease, and only while it does.
+
+Every process tries to take (or renews) the lease every second or so. The holder binds the engine link, follows it in a
+thread of its own, and runs the schedules: dispatch, reaping, deployment, retention. When the holder dies, another one
+has the lease within its length; when it merely stood still, it finds its token outdated at its next write and stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import msgspec
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from core.control import telemetry as history
+from core.control.context import Control, new_id
+from core.control.deployer import Deployer
+from core.control.dispatcher import Dispatcher, LeaseLost, remove_leftovers
+from core.link.messages import FromEngine, Telemetry
+from core.link.transport import ControlEnd, LinkError
+from db import leases
+from db.base import now
+
+logger = logging.getLogger(__name__)
+
+LEASE = "dispatcher"
+LEASE_S = 6.0
+_RENEW_S = 1.5
+_TICK_S = 0.25
+_REAP_S = 1.0
+_DEPLOY_S = 0.5
+_ROLL_UP_S = 10.0
+_RETAIN_S = 300.0
+_POLL_MS = 40
+_RETRY_S = 0.5
+
+T = TypeVar("T")
+
+
+class Owner:
+    """An API process's candidacy for the lease, and the work that comes with it. `start` and `stop` once each."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._holder = new_id(f"{socket.gethostname()[:60]}-{os.getpid()}")
+        self._scheduler = BackgroundScheduler(
+            executors={"default": ThreadPoolExecutor(4)},
+            # A run that comes late still runs, several missed ones run once, and none overtakes itself.
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+            timezone=UTC,
+        )
+        # It warns whenever a schedule's last run is not over yet, which is what max_instances is for.
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)
+        self._work: _Work | None = None
+        self._ending = threading.Event()
+
+    @property
+    def owns(self) -> bool:
+        """Whether this process dispatches."""
+        return self._work is not None and self._work.running
+
+    def start(self) -> None:
+        self._control.store.on_commit(self._wake)
+        self._candidate()
+        self._scheduler.add_job(self._candidate, "interval", seconds=_RENEW_S, id="lease")
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        """End the work and let go of the lease, so that the next process need not wait."""
+        self._ending.set()
+        self._scheduler.shutdown(wait=True)
+        self._end_work()
+        try:
+            with self._control.store.write() as session:
+                leases.release(session, LEASE, self._holder)
+        except OperationalError as error:
+            logger.warning("the dispatch lease could not be released: %s", error)
+
+    def _wake(self) -> None:
+        work = self._work
+        if work is not None:
+            work.wake()
+
+    def _candidate(self) -> None:
+        """Take or renew the lease; begin or end the work accordingly."""
+        try:
+            with self._control.store.write() as session:
+                token = leases.acquire(session, LEASE, self._holder, LEASE_S)
+        except OperationalError as error:
+            logger.warning("the dispatch lease cannot be renewed: %s", error)
+            return
+        work = self._work
+        if work is not None and (token != work.token or not work.running):
+            self._end_work()
+        if token is not None and self._work is None and not self._ending.is_set():
+            self._begin_work(token)
+
+    def _begin_work(self, token: int) -> None:
+        try:
+            end = ControlEnd(self._control.settings.resolved_link_url)
+        except LinkError as error:
+            # The last owner may still be letting go of the address; the next renewal tries again.
+            logger.warning("%s", error.message)
+            return
+        logger.info("this process dispatches now (token %d)", token)
+        work = self._work = _Work(self._control, end, self._holder, token)
+        for run, seconds in (
+            (work.ask_tick, _TICK_S),
+            (work.ask_reap, _REAP_S),
+            (work.deploy, _DEPLOY_S),
+            (work.roll_up, _ROLL_UP_S),
+            (work.retain, _RETAIN_S),
+        ):
+            first = datetime.now(UTC)
+            self._scheduler.add_job(
+                run, "interval", seconds=seconds, id=run.__name__, replace_existing=True, next_run_time=first
+            )
+
+    def _end_work(self) -> None:
+        work = self._work
+        if work is None:
+            return
+        for job in self._scheduler.get_jobs():
+            if job.id != "lease":
+                job.remove()
+        work.end()
+        self._work = None
+        logger.info("this process no longer dispatches")
+
+
+class _Work:
+    """What the holder of the lease does, from taking it to losing it. The link and the dispatcher are one thread's;
+    schedules and commits ask that thread to act."""
+
+    def __init__(self, control: Control, end: ControlEnd, holder: str, token: int) -> None:
+        self.token = token
+        self._control = control
+        self._holder = holder
+        self._end = end
+        self._woken = threading.Event()
+        self._reap_due = threading.Event()
+        self._stopping = threading.Event()
+        self._deploying: threading.Thread | None = None
+        remove_leftovers(control)
+        self._thread = threading.Thread(target=self._run, name="harli-link")
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive() and not self._stopping.is_set()
+
+    def end(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """Something was written: look at once. What the link's own thread writes needs no second look."""
+        if threading.current_thread() is not self._thread:
+            self._woken.set()
+
+    # ---- schedules ---------------------------------------------------------------------------------------------------
+
+    def ask_tick(self) -> None:
+        self._woken.set()
+
+    def ask_reap(self) -> None:
+        self._reap_due.set()
+
+    def deploy(self) -> None:
+        """In a thread that nothing waits for: unloading an adapter lasts as long as the requests that use it."""
+        if self._deploying is None or not self._deploying.is_alive():
+            run = Deployer(self._control, self._write).run
+            self._deploying = threading.Thread(target=self._guarded, args=(run,), name="harli-deploy", daemon=True)
+            self._deploying.start()
+
+    def roll_up(self) -> None:
+        def run() -> None:
+            with self._write() as session:
+                history.roll_up(session, now())
+
+        self._guarded(run)
+
+    def retain(self) -> None:
+        def run() -> None:
+            with self._write() as session:
+                history.retain(session, now())
+
+        self._guarded(run)
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        if self._stopping.is_set():
+            return
+        try:
+            run()
+        except LeaseLost:
+            self._stopping.set()
+        except OperationalError as error:
+            logger.warning("the store did not take a write, it is tried again: %s", error)
+
+    @contextmanager
+    def _write(self) -> Iterator[Session]:
+        with self._control.store.write() as session:
+            if not leases.holds(session, LEASE, self._holder, self.token):
+                raise LeaseLost
+            yield session
+
+    # ---- the link's thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            dispatcher = self._retried(self._dispatcher)
+            while not self._stopping.is_set() and dispatcher is not None:
+                self._turn(dispatcher)
+            if dispatcher is not None:
+                dispatcher.flush()
+        except LeaseLost:
+            logger.warning("another process took the dispatch lease")
+        except OperationalError as error:
+            logger.warning("the last second's telemetry is lost: %s", error)
+        finally:
+            self._stopping.set()
+            self._end.close()
+
+    def _dispatcher(self) -> Dispatcher:
+        return Dispatcher(self._control, self._end.send, holder=self._holder, token=self.token)
+
+    def _turn(self, dispatcher: Dispatcher) -> None:
+        try:
+            received = self._end.receive(_POLL_MS)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            logger.error("an engine sent what this version cannot read; start both from one installation: %s", error)
+            return
+        if received is not None:
+            self._receive(dispatcher, *received)
+        if self._woken.is_set():
+            self._woken.clear()
+            self._retried(dispatcher.tick)
+        if self._reap_due.is_set():
+            self._reap_due.clear()
+            self._retried(dispatcher.reap)
+
+    def _receive(self, dispatcher: Dispatcher, engine_id: str, message: FromEngine) -> None:
+        if isinstance(message, Telemetry):
+            # The next report brings what the store did not take of this one.
+            self._guarded(lambda: dispatcher.receive(engine_id, message))
+        else:
+            self._retried(lambda: dispatcher.receive(engine_id, message))
+
+    def _retried(self, act: Callable[[], T]) -> T | None:
+        """Do it, again while the store fails; None when it could not be done. A fault of ours must not end the thread
+        that follows the engine, so it is logged and left behind."""
+        while not self._stopping.is_set():
+            try:
+                return act()
+            except LeaseLost:
+                raise
+            except OperationalError as error:
+                logger.warning("the store did not answer, it is tried again: %s", error)
+                time.sleep(_RETRY_S)
+            except Exception:
+                logger.exception("the dispatcher met a fault")
+                return None
+        return None

@@ -1,0 +1,150 @@
+"""Telemetry in the store: history for charts, coarser aggregates, retention; and the live figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy.orm import Session
+
+from core.api import schemas
+from core.control import engines, targets
+from core.control.context import Control
+from core.telemetry.interval import Interval, coarsen, merge, pack, point, unpack
+from db import changes, idempotency
+from db import jobs as job_rows
+from db import telemetry as rows
+from db.base import now
+from db.telemetry import TelemetryRecord
+
+# Seconds of a point, and how long such points are kept.
+RESOLUTIONS = {1: timedelta(hours=1), 10: timedelta(days=1), 60: timedelta(days=14)}
+KEEP_CHANGES = timedelta(hours=1)
+KEEP_KEYS = timedelta(days=1)
+_PARTS = TypeAdapter(list[schemas.Part])
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def put_second(session: Session, second: int, interval: Interval) -> None:
+    """Store what ended in a second (its start, Unix seconds)."""
+    rows.put(session, 1, [_row(second, interval)])
+
+
+def roll_up(session: Session, time: datetime) -> None:
+    """Make the coarser points that are due at `time` from the 1 s points, however long ago that was done last."""
+    for resolution in (10, 60):
+        last = rows.last_time(session, resolution)
+        begin = last + timedelta(seconds=resolution) if last is not None else None
+        first = rows.first_time(session, 1, begin)
+        if first is None:
+            continue
+        end = _floor(time.timestamp(), resolution)
+        found = rows.between(session, 1, datetime.fromtimestamp(_floor(first.timestamp(), resolution), UTC))
+        groups = _grouped(found, resolution)
+        rows.put(
+            session,
+            resolution,
+            [
+                _row(start, coarsen(merge([unpack(row.raw) for row in group])))
+                for start, group in groups
+                if start + resolution <= end
+            ],
+        )
+
+
+def retain(session: Session, time: datetime) -> None:
+    """Forget what is older than its time: telemetry, notifications, idempotency keys, the surplus of job logs."""
+    for resolution, kept in RESOLUTIONS.items():
+        rows.drop_before(session, resolution, time - kept)
+    changes.drop_before(session, time - KEEP_CHANGES)
+    idempotency.drop_before(session, time - KEEP_KEYS)
+    job_rows.prune_logs(session)
+
+
+def _row(start: int, interval: Interval) -> tuple[datetime, dict[str, Any], bytes]:
+    time = datetime.fromtimestamp(start, UTC)
+    shown = point(interval).model_copy(update={"time": time})
+    return time, shown.model_dump(mode="json"), pack(interval)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def history(control: Control, seconds: float, points: int) -> list[schemas.TelemetryPoint]:
+    """The last `seconds` in at most `points` points, oldest first; a time without reports has none.
+
+    The finest points that are not too many are taken; their newest part, which the coarser ones have yet to cover, is
+    made of finer ones.
+    """
+    end = now()
+    start = end - timedelta(seconds=seconds)
+    width = max(seconds / points, 1.0)
+    level = max(size for size in RESOLUTIONS if size <= width)
+    while level != max(RESOLUTIONS) and seconds > RESOLUTIONS[level].total_seconds():
+        level = min(size for size in RESOLUTIONS if size > level)
+    found: list[TelemetryRecord] = []
+    with control.store.read() as session:
+        for size in sorted((size for size in RESOLUTIONS if size <= level), reverse=True):
+            since = found[-1].time + timedelta(seconds=found[-1].resolution_s) if found else start
+            found += rows.between(session, size, max(since, start))
+    step = max(math.ceil(width / level), 1) * level
+    # One more column than asked for can appear where the first and the last are cut by the span's ends.
+    return [_summary(start, group) for start, group in _grouped(found, step)][-points:]
+
+
+def _summary(start: int, group: Sequence[TelemetryRecord]) -> schemas.TelemetryPoint:
+    if len(group) == 1:
+        return schemas.TelemetryPoint.model_validate(group[0].point)
+    return point(merge([unpack(row.raw) for row in group])).model_copy(
+        update={"time": datetime.fromtimestamp(start, UTC)}
+    )
+
+
+def live(control: Control, window_s: float) -> schemas.Live:
+    """The engine, its targets and the last `window_s` seconds, exact: from memory in the process that follows the
+    engine, from the store in any other."""
+    time = now()
+    with control.store.read() as session:
+        window = control.window.last(window_s, time.timestamp()) or _stored(session, window_s, time)
+        latest = control.window.last(2.0, time.timestamp()) or _stored(session, 3.0, time)
+        return schemas.Live(
+            engine=engines.view(session),
+            targets=targets.view(session),
+            window_s=window_s,
+            now=point(latest) if latest is not None else None,
+            window=point(window) if window is not None else None,
+            jobs=job_rows.counts(session),
+            parts=parts(control),
+        )
+
+
+def _stored(session: Session, window_s: float, time: datetime) -> Interval | None:
+    found = rows.between(session, 1, time - timedelta(seconds=window_s))
+    return merge([unpack(row.raw) for row in found]) if found else None
+
+
+def parts(control: Control) -> list[schemas.Part]:
+    """The supervised processes, as the supervisor wrote them down; none without a supervisor."""
+    path: Path = control.data_dir / "run" / "parts.json"
+    try:
+        return _PARTS.validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return []
+
+
+def _grouped(found: Iterable[TelemetryRecord], width: int) -> list[tuple[int, list[TelemetryRecord]]]:
+    """By spans of `width` seconds: (start, Unix seconds; the rows that begin in it)."""
+    groups: dict[int, list[TelemetryRecord]] = {}
+    for row in found:
+        groups.setdefault(_floor(row.time.timestamp(), width), []).append(row)
+    return sorted(groups.items())
+
+
+def _floor(time: float, width: int) -> int:
+    return int(time // width) * width
