@@ -26,7 +26,7 @@ class Display:
         self._settings = settings
         self._console = console or Console(highlight=False)
         self._begun = time.monotonic()
-        self._rows: dict[str, tuple[Part, float | None, str]] = {}
+        self._rows: dict[str, tuple[Part, float | None]] = {}
         self._spinner = Spinner("dots")
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -34,18 +34,18 @@ class Display:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
 
-    def starting(self, part: Part, fraction: float | None, step: str) -> None:
-        """A part that starts is at `fraction` (None when it cannot tell) and does `step`."""
+    def starting(self, part: Part, fraction: float | None) -> None:
+        """A part that starts is at `fraction` (None when it cannot tell) of what its message says."""
         before = self._rows.get(part.name)
-        self._rows[part.name] = (part, fraction, step)
+        self._rows[part.name] = (part, fraction)
         if self._live is not None:
             self._refresh()
-        elif fraction is not None and (before is None or before[2] != step):
-            self._line(part, f"{fraction:4.0%} {step}")
+        elif fraction is not None and (before is None or before[0].message != part.message):
+            self._line(part, f"{fraction:4.0%} {part.message}")
 
     def changed(self, part: Part) -> None:
         """A part's state changed."""
-        self._rows[part.name] = (part, None, part.message)
+        self._rows[part.name] = (part, None)
         if self._live is not None:
             self._refresh()
         elif part.state == "ready":
@@ -97,19 +97,17 @@ class Display:
             self._live = None
 
     def _table(self) -> Table:
-        table = Table.grid(padding=(0, 1), expand=False)
-        table.add_column(width=1)
-        table.add_column(width=8)
-        table.add_column(width=12)
-        table.add_column(no_wrap=True, overflow="ellipsis")
-        for part, fraction, step in self._rows.values():
+        table = Table.grid(padding=(0, 1), expand=True)
+        for width in (1, 8, 12):
+            table.add_column(width=width, no_wrap=True)
+        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        for part, fraction in self._rows.values():
             style = _STYLES[part.state]
-            moving = part.state == "starting"
             table.add_row(
-                self._spinner if moving else Text("●", style),
+                self._spinner if part.state == "starting" else Text("●", style),
                 part.name,
                 Text(part.state.replace("_", " "), style),
-                Text((part.url or "") if part.state == "ready" else step, "dim"),
+                Text((part.url or "") if part.state == "ready" else part.message, "dim"),
             )
             if fraction is not None:
                 table.add_row("", "", "", ProgressBar(total=1.0, completed=fraction, width=40))

@@ -314,14 +314,11 @@ class Supervisor:
         if now < running.next_probe:
             return
         running.next_probe = now + _PROBE_S
-        line = tail(running.log, 1, running.log_from).strip()
-        progress = _PROGRESS.fullmatch(line)
+        progress = _PROGRESS.fullmatch(tail(running.log, 1, running.log_from).strip())
         if progress and progress[2] != running.part.message:
             running.part = running.part.model_copy(update={"message": progress[2]})
             self._save()
-        self._display.starting(
-            running.part, float(progress[1]) if progress else None, progress[2] if progress else line
-        )
+        self._display.starting(running.part, float(progress[1]) if progress else None)
         if not running.preparing and spec.ready(self._http):
             running.was_ready = True
             running.since = time.monotonic()

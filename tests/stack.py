@@ -119,7 +119,9 @@ def running(settings: Settings, *module: str) -> Iterator[subprocess.Popen[bytes
     assert process.returncode == 0, output.read_text()
 
 
-def _answers(client: Client) -> bool:
+def _answers(process: subprocess.Popen[bytes], settings: Settings, client: Client) -> bool:
+    output = (settings.data_dir / "output.txt").read_text()
+    assert process.poll() is None, f"it ended by itself:\n{output}"
     try:
         client.health()
     except HarliError:
@@ -185,8 +187,8 @@ class Stack:
 def api(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Iterator[Client]:
     """A client of an API process without an engine: jobs stay queued, nothing is served."""
     settings = _settings(tmp_path_factory.mktemp("api"), bundled_model)
-    with running(settings, "core.api"), Client(settings.api_url) as client:
-        until(lambda: _answers(client), 60, "the API")
+    with running(settings, "core.api") as process, Client(settings.api_url) as client:
+        until(lambda: _answers(process, settings, client), 60, "the API")
         yield client
 
 
