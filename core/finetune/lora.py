@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def wrap(model: PreTrainedModel, lora: LoraSpec, *, seed: int, base_name: str) -> PeftModel:
-    """Add fresh LoRA parameters in the model's dtype. `seed` fixes their initial values.
+def wrap(
+    model: PreTrainedModel, lora: LoraSpec, *, seed: int, base_name: str, initial: Path | None = None
+) -> PeftModel:
+    """Add LoRA parameters in the model's dtype: fresh ones, whose values `seed` fixes, or those of the adapter folder
+    `initial`.
 
-    The generators of torch are left as they were found: SGLang samples from them.
+    The generators of torch are left as they were found: SGLang samples from them. Raises `Invalid`, with the model as
+    it was, when the initial adapter has another rank or other modules.
     """
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
+    if initial is not None:
+        _check_initial(initial, lora)
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
@@ -35,31 +41,30 @@ def wrap(model: PreTrainedModel, lora: LoraSpec, *, seed: int, base_name: str) -
     with torch.random.fork_rng(), torch.inference_mode(False):
         torch.manual_seed(seed)
         wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
+        if initial is not None:
+            with torch.no_grad():
+                set_peft_model_state_dict(wrapped, load_file(initial / "adapter_model.safetensors"))
     wrapped.peft_config["default"].base_model_name_or_path = base_name
     return wrapped  # type: ignore[return-value]
+
+
+def _check_initial(folder: Path, lora: LoraSpec) -> None:
+    theirs = json.loads((folder / "adapter_config.json").read_text())
+    for field, has, wants in (
+        ("rank", theirs["r"], lora.rank),
+        ("target_modules", sorted(theirs["target_modules"]), sorted(lora.target_modules)),
+    ):
+        if has != wants:
+            raise Invalid(
+                "initial_adapter",
+                f"the adapter to start from has {field} {has!r}, the job asks for {wants!r}; use the adapter's",
+                f"lora.{field}",
+            )
 
 
 def trainable(model: PeftModel) -> dict[str, torch.nn.Parameter]:
     """The LoRA parameters by name, in a stable order."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def load_initial(model: PeftModel, folder: Path) -> None:
-    """Start from the adapter in `folder`; its rank and modules must be those of the job."""
-    from peft import set_peft_model_state_dict
-
-    config = json.loads((folder / "adapter_config.json").read_text())
-    mine = model.peft_config["default"]
-    for field, own in (("r", mine.r), ("target_modules", set(mine.target_modules or ()))):
-        theirs = set(config[field]) if field == "target_modules" else config[field]
-        if theirs != own:
-            raise Invalid(
-                "initial_adapter",
-                f"the adapter to start from has {field} {theirs!r}, the job asks for {own!r}; use the adapter's",
-                "initial_adapter",
-            )
-    with torch.inference_mode(False), torch.no_grad():
-        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
 
 
 def save(model: PeftModel, tensors: dict[str, torch.Tensor], folder: Path) -> None:

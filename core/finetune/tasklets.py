@@ -66,7 +66,7 @@ class MicroBatchRun:
         self._gradient: torch.Tensor | None = None
         self._rotary: tuple[torch.Tensor, torch.Tensor] | None = None
         self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._chunks = batch.trained.split(loss_chunk_tokens), batch.targets.split(loss_chunk_tokens)
+        self._chunks = torch.split(batch.trained, loss_chunk_tokens), torch.split(batch.targets, loss_chunk_tokens)
         self._losses: list[torch.Tensor] = []
 
     def tasklets(self) -> list[Tasklet]:

@@ -87,33 +87,24 @@ class Trainer:
         train, evaluation = packing.split(len(rows), spec.evaluation_fraction, spec.seed)
         if len(train) == 0:
             raise Invalid("empty_dataset", "the data set has no row to train on; add rows", "dataset")
-        self._packs = _packs(spec, [len(rows[i].ids) for i in train], train)
-        self._packs_per_epoch = len(
-            packing.epoch_plan(
-                [len(rows[i].ids) for i in train], spec.micro_batch_tokens, seed=spec.seed, epoch=0
-            )
-        )
-        self._eval_packs = [
-            [evaluation[i] for i in pack]
-            for pack in packing.epoch_plan(
-                [len(rows[i].ids) for i in evaluation], spec.micro_batch_tokens, seed=spec.seed, epoch=0
-            )
-        ]
+        self._packs = _packs(spec, rows, train)
+        self._packs_per_epoch = len(_epoch(spec, rows, train, 0))
+        self._eval_packs = _epoch(spec, rows, evaluation, 0)
         self.total_steps = math.ceil(len(self._packs) / spec.accumulation)
         self._warmup = round(spec.warmup_ratio * self.total_steps)
-        self._model = lora.wrap(model, spec.lora, seed=spec.seed, base_name=base_name)
+        self.progress = Progress(fingerprint=_fingerprint(spec, rows))
+        state = None
+        if resume_from is not None:
+            self.progress, state = checkpoint.read(resume_from, self.progress.fingerprint)
+        initial = Path(spec.initial_adapter) if spec.initial_adapter is not None else None
+        self._model = lora.wrap(model, spec.lora, seed=spec.seed, base_name=base_name, initial=initial)
         self._device = next(model.parameters()).device
-        if spec.initial_adapter is not None:
-            lora.load_initial(self._model, Path(spec.initial_adapter))
         parameters = lora.trainable(self._model)
         self._layer_parameters = _by_layer(parameters, len(model.model.layers))
         self._optimizer = LoraOptimizer(
             parameters, weight_decay=spec.weight_decay, max_grad_norm=spec.max_grad_norm
         )
-        fingerprint = _fingerprint(spec, rows)
-        self.progress = Progress(fingerprint=fingerprint)
-        if resume_from is not None:
-            self.progress, state = checkpoint.read(resume_from, fingerprint)
+        if state is not None:
             self._optimizer.restore(state)
         self._metrics: list[Metric] = []
         self._queue: deque[Tasklet] = deque()
@@ -285,29 +276,37 @@ class Trainer:
         )
 
 
-def _packs(spec: JobSpec, lengths: list[int], train: Sequence[int]) -> list[list[int]]:
+def _epoch(spec: JobSpec, rows: Sequence[Encoded], chosen: Sequence[int], epoch: int) -> list[list[int]]:
+    """The rows of each micro-batch of one epoch over the `chosen` rows."""
+    lengths = [len(rows[i].ids) for i in chosen]
+    plan = packing.epoch_plan(lengths, spec.micro_batch_tokens, seed=spec.seed, epoch=epoch)
+    return [[chosen[i] for i in pack] for pack in plan]
+
+
+def _packs(spec: JobSpec, rows: Sequence[Encoded], chosen: Sequence[int]) -> list[list[int]]:
     """The rows of every micro-batch of the whole job, in order."""
     packs: list[list[int]] = []
-    wanted = spec.max_steps * spec.accumulation if spec.max_steps is not None else None
-    epochs = spec.epochs if spec.epochs is not None else 1.0
     epoch = 0
-    while True:
-        plan = packing.epoch_plan(lengths, spec.micro_batch_tokens, seed=spec.seed, epoch=epoch)
-        if wanted is None and epoch + 1 > epochs:
-            plan = plan[: math.ceil(len(plan) * (epochs - epoch))]
-        packs += [[train[i] for i in pack] for pack in plan]
+    if spec.max_steps is not None:
+        wanted = spec.max_steps * spec.accumulation
+        while len(packs) < wanted:
+            packs += _epoch(spec, rows, chosen, epoch)
+            epoch += 1
+        return packs[:wanted]
+    epochs = spec.epochs if spec.epochs is not None else 1.0
+    while epoch < epochs:
+        plan = _epoch(spec, rows, chosen, epoch)
+        packs += plan[: math.ceil(len(plan) * min(1.0, epochs - epoch))]
         epoch += 1
-        if wanted is not None and len(packs) >= wanted:
-            return packs[:wanted]
-        if wanted is None and epoch >= epochs:
-            return packs
+    return packs
 
 
 def _head_chunk(model: PreTrainedModel, micro_batch_tokens: int) -> int:
     """Tokens per head tasklet, such that it multiplies about as much as one layer does for the whole micro-batch: the
     vocabulary's matrix is many layers large, and no tasklet should be much longer than the others."""
-    layer = sum(p.numel() for p in model.model.layers[0].parameters())
-    return max(16, round(micro_batch_tokens * layer / model.lm_head.weight.numel()))
+    layer: int = sum(p.numel() for p in model.model.layers[0].parameters())
+    head: int = model.lm_head.weight.numel()
+    return int(max(16, round(micro_batch_tokens * layer / head)))
 
 
 def _by_layer(parameters: dict[str, torch.nn.Parameter], layers: int) -> list[list[str]]:

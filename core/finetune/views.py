@@ -47,7 +47,9 @@ def shared_model(served: torch.nn.Module, model_path: Path) -> PreTrainedModel:
     }
     config._attn_implementation = "sdpa"
     with torch.inference_mode(False), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=tensors["model.embed_tokens.weight"].dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=tensors["model.embed_tokens.weight"].dtype
+        )
     for name, expected in list(model.named_parameters(remove_duplicate=False)):
         _set_parameter(model, name, _view(name, expected.shape, tensors, config))
     device = tensors["model.embed_tokens.weight"].device
@@ -55,7 +57,7 @@ def shared_model(served: torch.nn.Module, model_path: Path) -> PreTrainedModel:
         # Its buffers were made on the meta device and have no counterpart in SGLang.
         model.model.rotary_emb = type(model.model.rotary_emb)(config=config, device=device)
     model.requires_grad_(False)
-    model.eval()
+    model.train(False)
     _assert_shared(model, tensors)
     return model
 

@@ -33,7 +33,7 @@ class EngineEnd:
         self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED)
+        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED)
         self._socket.connect(url)
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
@@ -46,9 +46,9 @@ class EngineEnd:
         return seen
 
     @property
-    def socket(self) -> zmq.Socket[bytes]:
-        """For a poller that should wake when a message comes."""
-        return self._socket
+    def wake_sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Sockets that become readable when a message came or the connection was made."""
+        return self._socket, self._monitor
 
     def send(self, message: FromEngine) -> bool:
         """Queue a message; False when the queue is full (the peer has been away too long) and it was dropped."""

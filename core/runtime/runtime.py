@@ -70,10 +70,18 @@ class Runtime:
 
     Requests whose id begins with `calibration_prefix` are the engine's own, sent at start to measure the solo step;
     they count as nobody's latency, and the engine is announced when `finish_calibration` says that they are through.
+    `clock` gives monotonic seconds.
     """
 
     def __init__(
-        self, engine: Prepared, link: EngineEnd, *, policy: str, margin: float, calibration_prefix: str
+        self,
+        engine: Prepared,
+        link: EngineEnd,
+        *,
+        policy: str,
+        margin: float,
+        calibration_prefix: str,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine = engine
         self._link = link
@@ -90,7 +98,8 @@ class Runtime:
         self._job: JobRun | None = None
         self._calibration: list[float] | None = []
         self._solo_itl_ms: float | None = None
-        now = time.perf_counter()
+        self._time = clock
+        now = clock()
         self._interval = Interval(now)
         self._step_began = now
         self._last_decode_end: float | None = None
@@ -102,11 +111,11 @@ class Runtime:
 
     def step_begins(self) -> None:
         """A batch is about to be launched."""
-        self._step_began = time.perf_counter()
+        self._step_began = self._time()
 
     def prefill_ended(self, first_tokens: Sequence[tuple[str, float]], load: Load) -> None:
-        """A prefill step's result is in; (request, `time.perf_counter` of its arrival) got their first token."""
-        now = time.perf_counter()
+        """A prefill step's result is in; (request, moment of its arrival) got their first token."""
+        now = self._time()
         self._load = load
         self._interval.decode_s += now - self._step_began
         self._clock.prefill(now, [r for r in first_tokens if not r[0].startswith(self._calibration_prefix)])
@@ -115,7 +124,7 @@ class Runtime:
 
     def decode_ended(self, requests: Sequence[tuple[str, bool]], load: Load) -> None:
         """A decode step's result is in; (request, whether it finished) got a token. Runs what fits behind the step."""
-        now = time.perf_counter()
+        now = self._time()
         self._load = load
         batch = len(requests)
         step_ms = self._measure(now, batch)
@@ -135,7 +144,7 @@ class Runtime:
 
     def idle(self, load: Load) -> bool:
         """The engine has nothing to decode. True when finetuning ran, so that the engine should not sleep."""
-        now = time.perf_counter()
+        now = self._time()
         self._load = load
         self._last_decode_end = None
         self._between_steps(now)
@@ -221,11 +230,11 @@ class Runtime:
         for _ in range(plan.after if job is not None else 0):
             assert job is not None
             tokens = job.tokens_per_tasklet
-            began = time.perf_counter()
+            began = self._time()
             kind = job.run_next()
             if self._engine.device.type == "cuda":
                 torch.cuda.synchronize(self._engine.device)
-            seconds = time.perf_counter() - began
+            seconds = self._time() - began
             self._tasklet_s += seconds
             self._interval.finetune_s += seconds
             if kind is None:

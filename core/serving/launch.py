@@ -158,6 +158,7 @@ def _when_up(settings: Settings, say: Callable[[str], None]) -> None:
         )
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)
+        return
     say(f"engine {engine_id}: {hello.model} ({hello.dtype}) on {hello.device_name} at {settings.engine_url}")
     with httpx.Client(base_url=settings.engine_url, timeout=120.0) as http:
         rids = [f"{activation.CALIBRATION_PREFIX}{n}" for n in range(_CALIBRATION_BATCH)]
