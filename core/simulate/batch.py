@@ -59,8 +59,9 @@ class RunningBatch:
             request = Request(self.arrived, came.time_s, came.input_tokens, came.output_tokens)
             self.arrived += 1
             if with_first_token:
-                request.emitted, request.first_ms, request.last_ms = 1, self.next_ms, self.next_ms
+                request.emitted = 1
             if with_first_token and request.output_tokens == 1:
+                request.first_ms = request.last_ms = self.next_ms
                 self.finished.append(request)
             else:
                 self.waiting.append(request)
@@ -81,6 +82,7 @@ class RunningBatch:
             return
         request.since = self.step
         request.joined_ms = min(request.joined_ms, now_ms)
+        request.first_ms = min(request.first_ms, now_ms)
         request.ends = self.step + request.output_tokens - request.emitted
         self._ends.setdefault(request.ends, []).append(request)
         self._joined.append(request)

@@ -247,7 +247,7 @@ def whatif(
             f"targets up to {max(under):g} ms are under the solo step's {solo_ms:.2f} ms at this load: nothing can "
             "hold them and finetuning stands still"
         )
-    exclusive = Program(dev, head_parts=3)
+    exclusive = Program(dev)
     return Frontier(
         dev.profile.device, one.name, load, solo_ms,
         exclusive.tokens / exclusive.total_ms * dev.alone_speed(WHOLE) * 1e3,
@@ -263,15 +263,18 @@ def policy(name: str) -> BoundPolicy:
     return bind(name)
 
 
+def endless(load: Load, steps: int) -> list[Arrival]:
+    """Requests that make up the load from the start on and outlast so many steps."""
+    if not load.batch:
+        return []
+    longest = load.max_kv or load.kv_tokens // load.batch
+    others = max(1, (load.kv_tokens - longest) // (load.batch - 1)) if load.batch > 1 else 0
+    return [Arrival(0.0, longest, steps + 2), *[Arrival(0.0, others, steps + 2)] * (load.batch - 1)]
+
+
 def _operate(simulated: Machine, one: BoundPolicy, load: Load, target_ms: float, solo_ms: float) -> Operating:
     seconds = _WHATIF_STEPS * max(target_ms if load.batch else 10.0, solo_ms) / 1e3
-    arrivals = []
-    if load.batch:
-        endless = int(seconds * 1e3 / solo_ms) + 2
-        longest = load.max_kv or load.kv_tokens // load.batch
-        others = max(1, (load.kv_tokens - longest) // (load.batch - 1)) if load.batch > 1 else 0
-        arrivals = [Arrival(0.0, longest, endless), *[Arrival(0.0, others, endless)] * (load.batch - 1)]
-    scenario = Scenario(arrivals, seconds, target_ms)
+    scenario = Scenario(endless(load, int(seconds * 1e3 / max(solo_ms, 1.0))), seconds, target_ms)
     outcome = Simulation(scenario, simulated.device, one, simulated.predictor()).run()
     found, layouts = outcome.summary(), outcome.steps.layout
     return Operating(

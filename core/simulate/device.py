@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import accumulate
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 
 from core.errors import Invalid
 from core.policy.types import Layout, TaskletKind
-from core.simulate.profile import DeviceProfile, LayoutProfile, Surface
+from core.simulate.profile import DeviceProfile, LayoutProfile, Surface, TaskletProfile
 
 _BIN = 1024  # KV tokens between two tabulated points; between them durations are linear
 _NEAREST = 1e-3  # in octaves: closer than this a point is taken as it is
 _POWER = 3.0  # of the distance: chosen by leaving each measured point out in turn
 PAGE_BYTES = 2 << 20
+HEAD_PARTS = 3  # tasklets of the loss, and of its gradient, so that none is longer than a layer's
 KV_BLOCK_TOKENS = 1024
 
 
@@ -128,29 +130,48 @@ class Device:
 
 
 class Program:
-    """The tasklets of a micro-batch, repeated: kinds, ms on the whole device, and running sums of them.
+    """The tasklets of a micro-batch, repeated: kinds, ms on the whole device, and running sums of them; and the arena
+    pages that its activations take."""
 
-    layers: how many layers one forward or backward tasklet covers; head_parts: in how many tasklets the loss and its
-    gradient are cut; scale: ms relative to the profile's (another micro-batch size, adapter rank or device load).
-    """
-
-    def __init__(self, device: Device, *, layers: int = 1, head_parts: int = 1, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        layers: int = 1,
+        layer_parts: int = 1,
+        head_parts: int = 1,
+        tokens: int | None = None,
+        chunk_tokens: int | None = None,
+        slower: float = 1.0,
+    ) -> None:
+        """layers: how many layers a forward or backward tasklet covers; layer_parts, head_parts: in how many tasklets a
+        layer, and each of the loss and its gradient, are cut; tokens: of the micro-batch; chunk_tokens: it goes through
+        the model in chunks of that many, forward and backward each; slower: factor over the profile's durations at the
+        same tokens (another adapter rank). Errors: `Invalid` for a part, chunk or micro-batch of no tokens."""
         part = device.profile.tasklets
+        self.tokens = part.tokens if tokens is None else tokens
+        chunk = min(chunk_tokens if chunk_tokens is not None else self.tokens, self.tokens)
+        if min(layers, layer_parts, head_parts, chunk) < 1:
+            raise Invalid("program", f"program: {chunk} tokens a chunk, {layers} layers; give at least 1", "tokens")
+        chunks = max(1, round(self.tokens / chunk))
+        scale = slower * _relative_ms(part, self.tokens / chunks)
         kinds: list[TaskletKind] = []
         ms: list[float] = []
 
-        def add(kind: TaskletKind, durations: list[float]) -> None:
-            kinds.extend([kind] * len(durations))
-            ms.extend(scale * duration for duration in durations)
+        def add(kind: TaskletKind, durations: list[float], parts: int) -> None:
+            kinds.extend([kind] * len(durations) * parts)
+            ms.extend(scale * duration / parts for duration in durations for _ in range(parts))
 
-        add("forward", _grouped(part.forward_ms, layers))
-        add("head", [duration / head_parts for duration in part.head_ms for _ in range(head_parts)])
-        add("backward", _grouped(part.backward_ms, layers))
-        add("optimizer", [part.optimizer_ms])
+        for _ in range(chunks):
+            add("forward", _grouped(part.forward_ms, layers), layer_parts)
+            add("head", list(part.head_ms), head_parts)
+            add("backward", _grouped(part.backward_ms, layers), layer_parts)
+        kinds.append("optimizer")
+        ms.append(slower * part.optimizer_ms)
         self.kinds = tuple(kinds)
         self.ms = tuple(ms)
-        self.tokens = round(part.tokens * scale)
         self.total_ms = sum(ms)
+        self.activation_pages = ceil(part.activation_pages * self.tokens / chunks / part.tokens)
         self._sums = [0.0, *accumulate(ms)]
 
     def __len__(self) -> int:
@@ -166,3 +187,11 @@ class Program:
 
 def _grouped(durations: tuple[float, ...], size: int) -> list[float]:
     return [sum(durations[at : at + size]) for at in range(0, len(durations), size)]
+
+
+def _relative_ms(part: TaskletProfile, tokens: float) -> float:
+    """ms of a tasklet over `tokens` tokens relative to the profile's."""
+    if tokens >= part.tokens or not part.shorter:
+        return tokens / part.tokens
+    known = sorted({*part.shorter, (float(part.tokens), 1.0)})
+    return float(np.interp(tokens, [n for n, _ in known], [share for _, share in known]))

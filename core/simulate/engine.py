@@ -22,7 +22,7 @@ from core.errors import Invalid
 from core.policy.bound import BoundPolicy
 from core.policy.types import WHOLE, Layout, Predictor, StepPlan, StepState, TaskletKind
 from core.simulate.batch import Request, RunningBatch
-from core.simulate.device import KV_BLOCK_TOKENS, Cell, Device, Program
+from core.simulate.device import HEAD_PARTS, KV_BLOCK_TOKENS, Cell, Device, Program
 from core.simulate.outcome import Outcome, Steps
 from core.simulate.scenario import Scenario
 from core.simulate.trainer import Trainer
@@ -44,15 +44,16 @@ class Simulation:
         predictor: Predictor,
         programs: Sequence[Program] | None = None,
     ) -> None:
+        """programs: micro-batches in other shapes than the device's own (whose head is cut so that no tasklet of it is
+        longer than a layer's, and which goes through the model in chunks for a policy that has a `chunk_tokens` knob).
+        """
         self._scenario = scenario
         self._device = device
         self._policy = policy
         self._predictor = predictor
-        part = device.profile.tasklets
-        self._programs = tuple(programs) if programs else (Program(device, head_parts=3),)
-        self._trainer = Trainer(
-            scenario.jobs, self._programs, part.activation_pages, part.state_pages, scenario.seed
-        )
+        chunk_tokens = getattr(policy.knobs, "chunk_tokens", None)
+        self._programs = tuple(programs or [Program(device, head_parts=HEAD_PARTS, chunk_tokens=chunk_tokens)])
+        self._trainer = Trainer(scenario.jobs, self._programs, device.profile.tasklets.state_pages, scenario.seed)
         self._batch = RunningBatch(scenario.arrivals, scenario.target_ms)
         self._memory = policy.MEMORY
         self._pages = device.profile.arena_pages
@@ -101,9 +102,10 @@ class Simulation:
         )  # fmt: skip
 
     def exclusive_tokens_s(self) -> float:
-        """Finetune tokens per second without decode."""
+        """Finetune tokens per second without decode and without chunks."""
         speed = self._device.alone_speed(WHOLE)
-        return sum(p.tokens for p in self._programs) / sum(p.total_ms for p in self._programs) * speed * 1e3
+        whole = Program(self._device)
+        return whole.tokens / whole.total_ms * speed * 1e3
 
     # ---- one decode step ---------------------------------------------------------------------------------------------
 
@@ -172,6 +174,7 @@ class Simulation:
             self._free_pages(),
             self._layout,
             rest_ms,
+            (self._scenario.target_ms,) if size else (),
         )
         plan, self._memory = self._policy.plan(state, self._predictor, self._memory)
         if plan.beside or plan.after:

@@ -1,13 +1,14 @@
 r"""Make the device profiles that ship with Harli from measurements.
 
     python -m core.simulate.fit h200 --grid profile_h200.json --probe hybrid_probe.json \
-        --slices tasklet_probe.json --log sgl_tasklet_probe.log OUT
+        --slices tasklet_probe.json --fused fused_probe.json --log sgl_tasklet_probe.log OUT
     python -m core.simulate.fit ada6000 --coefficients harli_ada6000_coefficients.csv --like h200.json OUT
     python -m core.simulate.fit a100 --like h200.json OUT
 
 The grid holds decode steps (batch × context × layout, alone and beside finetuning), the probe the tasklets' durations
-and steps with tasklets behind them, slices a few of the grid's cells once more, the log p50, p90 and p99 of SGLang's
-steps. A cell that was measured in several runs enters with its mean.
+and steps with tasklets behind them, slices a few of the grid's cells once more, fused the backward of micro-batches of
+64 to 2,048 tokens, the log p50, p90 and p99 of SGLang's steps. A cell that was measured in several runs enters with its
+mean.
 """
 
 from __future__ import annotations
@@ -57,8 +58,11 @@ def surface(batch: Array, context: Array, ms: Array) -> Surface:
     )
 
 
-def h200(grid: list[dict[str, Any]], probe: dict[str, Any], slices: dict[str, Any], log: str) -> DeviceProfile:
-    """NVIDIA H200 from the recorded grid, probe, slices and log."""
+def h200(
+    grid: list[dict[str, Any]], probe: dict[str, Any], slices: dict[str, Any], fused: dict[str, Any], log: str
+) -> DeviceProfile:
+    """NVIDIA H200 from the recorded grid, probe, slices, fused and log."""
+    backward = {float(tokens): float(ms) for tokens, ms in fused["bwd"].items()}
     measured = [*grid, *_again(probe, slices)]
     durations: list[float] = probe["dur"]
     size = len(durations)
@@ -69,6 +73,7 @@ def h200(grid: list[dict[str, Any]], probe: dict[str, Any], slices: dict[str, An
         head_ms=tuple(durations[layers + 1 : layers + 3]),
         backward_ms=tuple(durations[layers + 3 : -1]),
         optimizer_ms=durations[-1],
+        shorter=tuple((n, _short(ms / backward[2048])) for n, ms in sorted(backward.items()) if n < 2048),
         activation_pages=-(-_ACTIVATION_BYTES // PAGE_BYTES),
         state_pages=-(-_LORA_STATE_BYTES // PAGE_BYTES),
     )
@@ -129,6 +134,7 @@ def h200(grid: list[dict[str, Any]], probe: dict[str, Any], slices: dict[str, An
             "tail": "p99 of 20 to 80 steps a point",
             "noise": "p50, p90, p99 of SGLang's own steps, 20 conditions; below p10 and above p99 straight on",
             "tasklets": "CUDA-graph tasklets of LoRA rank 16 on all linears, 4 × 512 tokens, on the whole device",
+            "shorter": "backward of 32 layers over 64 to 2,048 tokens",
             "sharing": "steps of batch 32 at targets of 40 and 50 ms",
             "prefill": "the forward tasklets' speed; attention from its operations at half of 790 TFLOP/s",
             "memory": "0.9 × 139 GiB less weights and 2 GiB; activations measured, LoRA state computed",
@@ -215,7 +221,8 @@ def a100(like: DeviceProfile) -> DeviceProfile:
                     "decode_sms": sms - finetune if part.kind == "split" else 0,
                     "alone_ms": slower(part.alone_ms),
                     "beside_ms": part.beside_ms and slower(part.beside_ms),
-                    "sharing": None,
+                    "shorter": "backward of 32 layers over 64 to 2,048 tokens",
+            "sharing": None,
                 }
             )
         )
@@ -371,7 +378,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     measured = kinds.add_parser("h200")
-    for name in ("--grid", "--probe", "--slices", "--log"):
+    for name in ("--grid", "--probe", "--slices", "--fused", "--log"):
         measured.add_argument(name, type=Path, required=True)
     other = kinds.add_parser("ada6000")
     other.add_argument("--coefficients", type=Path, required=True)
@@ -381,8 +388,9 @@ def main(arguments: list[str] | None = None) -> None:
         sub.add_argument("out", type=Path)
     given = parser.parse_args(arguments)
     if given.kind == "h200":
-        grid, probe, slices = (json.loads(path.read_text()) for path in (given.grid, given.probe, given.slices))
-        profile = h200(grid["rows"], probe, slices, given.log.read_text())
+        paths = (given.grid, given.probe, given.slices, given.fused)
+        grid, probe, slices, fused = (json.loads(path.read_text()) for path in paths)
+        profile = h200(grid["rows"], probe, slices, fused, given.log.read_text())
     elif given.kind == "ada6000":
         lines = [line for line in given.coefficients.read_text().splitlines() if not line.startswith("#")]
         profile = ada6000(list(csv.DictReader(lines)), read_profile(given.like))

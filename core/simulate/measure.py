@@ -10,7 +10,7 @@ import numpy as np
 from core.errors import Invalid
 from core.policy.types import WHOLE, Layout, TaskletKind
 from core.predictor.profile import Machine, Point, Profile, TaskletPoint
-from core.simulate.device import Device
+from core.simulate.device import HEAD_PARTS, Device
 from core.simulate.fit import surface
 from core.simulate.profile import DeviceProfile, LayoutProfile, Surface, TaskletProfile
 
@@ -21,10 +21,10 @@ GRID = (
 )  # fmt: skip
 _KINDS: tuple[TaskletKind, ...] = ("forward", "head", "backward", "optimizer")
 _BESIDE = (1, 512), (32, 1024), (128, 1024)  # sizes next to which tasklets are timed
-_SHORTEST, _HEAD_PARTS = 1e-6, 3
+_SHORTEST = 1e-6
 
 
-def profile_device(device: Device, head_parts: int = _HEAD_PARTS) -> Profile:
+def profile_device(device: Device, head_parts: int = HEAD_PARTS) -> Profile:
     """The profile of a simulated device: decode steps at the sizes of the recorded grid, and six larger ones, as far as
     its memory goes, alone and beside a mix of tasklets, in each layout, and each kind of tasklet. Medians and p99 are
     those that the device has."""
@@ -114,7 +114,7 @@ def device_of(
         prefill_ms_per_token=layers * durations["forward"] / micro_batch_tokens,
         tasklets=TaskletProfile(
             tokens=micro_batch_tokens, forward_ms=(durations["forward"],) * layers,
-            head_ms=(durations["head"],) * 2 * _HEAD_PARTS, backward_ms=(durations["backward"],) * layers,
+            head_ms=(durations["head"],) * 2 * HEAD_PARTS, backward_ms=(durations["backward"],) * layers,
             optimizer_ms=durations["optimizer"], activation_pages=round(like.tasklets.activation_pages * scale),
             state_pages=like.tasklets.state_pages,
         ),

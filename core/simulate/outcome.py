@@ -64,8 +64,9 @@ class Summary:
     """The figures of a run. Latencies in ms, rates per second, shares of 1.
 
     itl: gaps between two tokens, by tokens, without prefill stalls (`stall_p99_ms`); attainment: share of them (for a
-    `tpot` target: of requests) within the target; tpot: per finished request from its first token, waiting for a place
-    in the batch included; ttft: None with prefill elsewhere, then wait_p99_ms is the wait for a place; steps_over:
+    `tpot` target: of requests) within the target; tpot: per finished request from its first token; a
+    request that was prefilled elsewhere has it when it joins the batch, and wait_p99_ms is how long it waited for that;
+    ttft: None with prefill elsewhere; steps_over:
     share of decode steps over what they were allowed; miss_rate: share of the steps with finetuning that outlasted the
     predictor's bound; exclusive_share: finetune tokens of what the device would do without decode.
     """

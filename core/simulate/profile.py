@@ -56,13 +56,16 @@ class LayoutProfile(_Part):
 
 class TaskletProfile(_Part):
     """A micro-batch on the whole device: ms of each tasklet in order, forward layers, head (loss, then its gradient),
-    backward layers, optimizer; and the arena pages that a running one and a waiting job hold."""
+    backward layers, optimizer; and the arena pages that a running one and a waiting job hold. shorter: for
+    micro-batches of fewer tokens, (tokens, ms relative to this one), since weights are read all the same; none: in
+    proportion."""
 
     tokens: int = Field(gt=0)
     forward_ms: tuple[Positive, ...] = Field(min_length=1)
     head_ms: tuple[Positive, ...] = Field(min_length=1)
     backward_ms: tuple[Positive, ...] = Field(min_length=1)
     optimizer_ms: Positive
+    shorter: tuple[tuple[Positive, Positive], ...] = ()
     activation_pages: int = Field(ge=0)
     state_pages: int = Field(ge=0)
 

@@ -12,7 +12,7 @@ from core.policy.types import JobView, TaskletKind
 from core.simulate.device import Program
 from core.simulate.scenario import FinetuneJob
 
-LOOKAHEAD = 64  # tasklets of a job that a policy gets to see
+LOOKAHEAD = 64  # tasklets of a job that a policy gets to see, at least; it always sees the rest of the micro-batch
 
 
 @dataclass(slots=True)
@@ -38,7 +38,6 @@ class Trainer:
         self,
         jobs: Sequence[FinetuneJob],
         programs: Sequence[Program],
-        activation_pages: int,
         state_pages: int,
         seed: int,
     ) -> None:
@@ -46,7 +45,7 @@ class Trainer:
             raise Invalid("scenario", "scenario: no micro-batch program; give at least one", "programs")
         self._programs = tuple(programs)
         self._random = np.random.default_rng([seed, 1])
-        self._need = activation_pages + state_pages
+        self._need = max(program.activation_pages for program in programs) + state_pages
         self._state = state_pages
         self._coming = sorted(jobs, key=lambda job: job.arrival_s)
         self.runs: list[JobRun] = []
@@ -83,7 +82,7 @@ class Trainer:
             self.runs.remove(run)
             self.runs.insert(0, run)
         left = len(run.program) - run.position
-        if count > (LOOKAHEAD if self._endless(run) else left):
+        if count > (max(LOOKAHEAD, left) if self._endless(run) else left):
             raise Invalid("plan", f"plan: {count} tasklets of {job_id!r} were not shown; plan those shown", "after")
         self.held_pages += self._need - run.pages
         run.pages = self._need
@@ -153,9 +152,11 @@ class Trainer:
         view = run.views.get(key)
         if view is None:
             job, program = run.job, run.program
-            kinds = (program.kinds * (1 + LOOKAHEAD // len(program)) * 2 if endless else program.kinds)[run.position :]
+            kinds = program.kinds[run.position :]
+            if endless and len(kinds) < LOOKAHEAD:
+                kinds = (kinds + program.kinds * (1 + LOOKAHEAD // len(program)))[:LOOKAHEAD]
             view = run.views[key] = JobView(
-                job.job_id, kinds[:LOOKAHEAD] if endless else kinds, job.tenant, job.weight, job.priority,
+                job.job_id, kinds, job.tenant, job.weight, job.priority,
                 program.tokens / len(program), job.deadline_s, pages, run.position == 0,
             )  # fmt: skip
         return view
