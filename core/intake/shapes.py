@@ -1,0 +1,473 @@
+"""Records → messages. A shape says which columns of a file play which role, and how a record becomes a chat.
+
+alpaca: instruction, input, output (and system). prompt/completion: one question, one answer (and system). OpenAI chat:
+a list of {role, content}. ShareGPT: a list of {from, value}. text: plain text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+from core.errors import Invalid
+from core.intake.chat import TEXT_ROLE
+from core.intake.findings import Fault
+
+COLUMN_ROLES = ("messages", "instruction", "input", "output", "prompt", "completion", "system", "text", "tools")
+# A role's usual column names, likeliest first; compared without regard to case.
+_ALIASES = {
+    "messages": ("messages", "conversations", "conversation", "dialogue", "dialog", "chat"),
+    "instruction": ("instruction",),
+    "input": ("input", "context"),
+    "output": ("output", "response", "answer", "completion"),
+    "prompt": ("prompt", "question", "query", "input", "instruction", "user"),
+    "completion": ("completion", "response", "answer", "output", "target", "assistant"),
+    "system": ("system", "system_prompt"),
+    "text": ("text",),
+    "tools": ("tools", "functions"),
+}
+_SHAPES = (
+    ("messages", ("messages",), ("system", "tools")),
+    ("alpaca", ("instruction", "output"), ("input", "system")),
+    ("prompt/completion", ("prompt", "completion"), ("system",)),
+    ("text", ("text",), ()),
+)
+_MESSAGE_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "chatgpt": "assistant",
+}
+_TOOL_ROLES = {"tool", "function", "function_call", "function_response", "tool_call", "tool_response", "observation"}
+_TOOL_FIELDS = {"tool_calls", "function_call"}
+_KINDS = {
+    str: "text", bool: "true/false", int: "a number", float: "a number", list: "a list", dict: "an object",
+    type(None): "null",
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    """A chat: roles and contents, one of each per message. `numbers`: some content was a number in the file."""
+
+    roles: tuple[str, ...]
+    contents: tuple[str, ...]
+    numbers: bool = False
+
+
+class Chats(NamedTuple):
+    """Rows laid out flat: the roles and contents of all messages, and how many of them each row has."""
+
+    roles: list[str]
+    contents: list[str]
+    sizes: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`columns`: role → column of the file; `convert` makes a row of a record, or says what is wrong with it;
+    `convert_all` does the same for many records at once where they are as they should be (None where one is not), an
+    order of magnitude faster."""
+
+    name: str
+    columns: dict[str, str]
+    convert: Callable[[Any], Row | Fault]
+    convert_all: Callable[[Sequence[Any]], Chats | None]
+
+
+def flat(rows: Sequence[Row]) -> Chats:
+    """Rows in the layout of `Chats`."""
+    return Chats(
+        [role for row in rows for role in row.roles],
+        [content for row in rows for content in row.contents],
+        [len(row.roles) for row in rows],
+    )
+
+
+def known_names(names: Sequence[str], columns: Mapping[str, str] | None = None) -> int:
+    """How many of the names are columns that intake knows, or that the mapping names."""
+    known = {alias for aliases in _ALIASES.values() for alias in aliases}
+    mapped = set((columns or {}).values())
+    return sum(name.strip().lower() in known or name in mapped for name in names)
+
+
+def check_mapping(columns: Mapping[str, str]) -> None:
+    """Raise Invalid when a mapping names a role that does not exist."""
+    for role in columns:
+        if role not in COLUMN_ROLES:
+            raise Invalid(
+                "unknown_column_role",
+                f"The mapping gives column {columns[role]!r} the role {role!r}. Roles are {', '.join(COLUMN_ROLES)}.",
+                "columns",
+            )
+
+
+def detect(names: Sequence[str], samples: Sequence[Any], columns: Mapping[str, str] | None = None) -> Shape | None:
+    """The shape of a file with columns `names`, of which `samples` are records; None when no shape fits.
+
+    `columns` (role → column) goes before the usual names. Raises Invalid when it names a column that is not there.
+    """
+    mapping = dict(columns or {})
+    if samples and isinstance(samples[0], str):
+        return Shape("text", {}, _bare_text, _not_at_once)
+    if samples and isinstance(samples[0], list):
+        return Shape(_messages_kind(samples[0]), {}, _bare_messages, _not_at_once)
+    for role, column in mapping.items():
+        if column not in names:
+            raise Invalid(
+                "unknown_column",
+                f"The mapping names column {column!r} for {role}; the file has {', '.join(map(repr, names))}.",
+                "columns",
+            )
+    for name, needed, optional in _SHAPES:
+        found = _assign(names, needed, mapping)
+        # A mapping that has a role of another shape is meant for that shape.
+        if len(found) < len(needed) or not set(mapping) <= {*needed, *optional}:
+            continue
+        found |= _assign([column for column in names if column not in found.values()], optional, mapping)
+        if name == "messages":
+            chats = (sample.get(found["messages"]) for sample in samples if isinstance(sample, dict))
+            kind_of_chat = _messages_kind(next((chat for chat in chats if chat), None))
+            return Shape(kind_of_chat, found, _messages(found), partial(_all_chats, found))
+        return Shape(name, found, _CONVERTERS[name](found), partial(_AT_ONCE[name], found))
+    return None
+
+
+def _assign(names: Sequence[str], roles: Sequence[str], mapping: Mapping[str, str]) -> dict[str, str]:
+    by_lower = {name.strip().lower(): name for name in reversed(names)}
+    found: dict[str, str] = {}
+    for role in roles:
+        column = mapping.get(role) or next(
+            (
+                by_lower[alias]
+                for alias in _ALIASES[role]
+                if alias in by_lower and by_lower[alias] not in found.values()
+            ),
+            None,
+        )
+        if column is not None:
+            found[role] = column
+    return found
+
+
+def kind(value: Any) -> str:
+    """What a value is, for people."""
+    return _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+# ---- fields ----------------------------------------------------------------------------------------------------------
+
+
+def _field(record: Any, column: str) -> str | Fault:
+    """A field that must be there and be text; a number is taken as it is written."""
+    if not isinstance(record, dict):
+        return Fault("not_an_object", f"{kind(record)} stands where an object is expected")
+    value = record.get(column)
+    if type(value) is str:
+        return value
+    if value is None:
+        return _missing(record, column)
+    if type(value) in (int, float):
+        return _Number(value)
+    return Fault("wrong_type", f"field {column!r} is {kind(value)} here and text elsewhere")
+
+
+def _missing(record: Mapping[str, Any], column: str) -> Fault:
+    if column in record:
+        return Fault("missing_field", f"field {column!r} is null")
+    there = ", ".join(repr(name) for name in list(record)[:8]) or "nothing"
+    return Fault("missing_field", f"no field {column!r}; there is {there}")
+
+
+class _Number(str):
+    """Text that was a number in the file."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: float) -> _Number:
+        return super().__new__(cls, repr(value))
+
+
+def _optional(record: Any, column: str | None) -> str | Fault:
+    if column is None or (isinstance(record, dict) and record.get(column) is None):
+        return ""
+    return _field(record, column)
+
+
+def _row(roles: tuple[str, ...], *contents: str) -> Row:
+    numbers = any(type(content) is _Number for content in contents)
+    return Row(roles, tuple(map(str, contents)) if numbers else contents, numbers)
+
+
+# ---- converters ------------------------------------------------------------------------------------------------------
+
+
+def _prompt_completion(columns: Mapping[str, str]) -> Callable[[Any], Row | Fault]:
+    prompt_column, answer_column, system_column = columns["prompt"], columns["completion"], columns.get("system")
+
+    def convert(record: Any) -> Row | Fault:
+        prompt, answer = _field(record, prompt_column), _field(record, answer_column)
+        if isinstance(prompt, Fault):
+            return prompt
+        if isinstance(answer, Fault):
+            return answer
+        return _with_system(record, system_column, prompt, answer)
+
+    return convert
+
+
+def _alpaca(columns: Mapping[str, str]) -> Callable[[Any], Row | Fault]:
+    instruction_column, answer_column = columns["instruction"], columns["output"]
+    input_column, system_column = columns.get("input"), columns.get("system")
+
+    def convert(record: Any) -> Row | Fault:
+        instruction, answer = _field(record, instruction_column), _field(record, answer_column)
+        context = _optional(record, input_column)
+        if isinstance(instruction, Fault):
+            return instruction
+        if isinstance(answer, Fault):
+            return answer
+        if isinstance(context, Fault):
+            return context
+        return _with_system(record, system_column, _prompt(instruction, context), answer)
+
+    return convert
+
+
+def _prompt(instruction: str, context: str) -> str:
+    return f"{instruction}\n\n{context}" if instruction and context else instruction or context
+
+
+def _with_system(record: Any, column: str | None, prompt: str, answer: str) -> Row | Fault:
+    system = _optional(record, column)
+    if isinstance(system, Fault):
+        return system
+    if system:
+        return _row(("system", "user", "assistant"), system, prompt, answer)
+    return _row(("user", "assistant"), prompt, answer)
+
+
+def _plain_text(columns: Mapping[str, str]) -> Callable[[Any], Row | Fault]:
+    column = columns["text"]
+
+    def convert(record: Any) -> Row | Fault:
+        text = _field(record, column)
+        return text if isinstance(text, Fault) else _row((TEXT_ROLE,), text)
+
+    return convert
+
+
+def _bare_text(record: Any) -> Row | Fault:
+    if not isinstance(record, str):
+        return Fault("wrong_type", f"{kind(record)} here and text elsewhere")
+    return Row((TEXT_ROLE,), (record,))
+
+
+def _not_at_once(records: Sequence[Any]) -> None:
+    return None
+
+
+def _texts(records: Sequence[Any], column: str) -> list[str] | None:
+    """A field of all records; None unless it is there and text in each."""
+    try:
+        values = [record[column] for record in records]
+    except (KeyError, TypeError):
+        return None
+    return values if set(map(type, values)) <= {str} else None
+
+
+def _optional_texts(records: Sequence[Any], column: str | None) -> list[str] | None:
+    """As `_texts`, empty where the field is null or missing."""
+    if column is None:
+        return [""] * len(records)
+    try:
+        values = [record.get(column) for record in records]
+    except AttributeError:
+        return None
+    kinds = set(map(type, values))
+    if kinds <= {str}:
+        return values
+    return [value or "" for value in values] if kinds <= {str, type(None)} else None
+
+
+def _all_prompt_completion(columns: Mapping[str, str], records: Sequence[Any]) -> Chats | None:
+    prompts, answers = _texts(records, columns["prompt"]), _texts(records, columns["completion"])
+    systems = _optional_texts(records, columns.get("system"))
+    return None if prompts is None or answers is None or systems is None else _paired(systems, prompts, answers)
+
+
+def _all_alpaca(columns: Mapping[str, str], records: Sequence[Any]) -> Chats | None:
+    instructions, answers = _texts(records, columns["instruction"]), _texts(records, columns["output"])
+    contexts = _optional_texts(records, columns.get("input"))
+    systems = _optional_texts(records, columns.get("system"))
+    if instructions is None or answers is None or contexts is None or systems is None:
+        return None
+    return _paired(systems, list(map(_prompt, instructions, contexts)) if any(contexts) else instructions, answers)
+
+
+def _paired(systems: list[str], prompts: list[str], answers: list[str]) -> Chats:
+    count = len(prompts)
+    if not any(systems):
+        return Chats(
+            ["user", "assistant"] * count, list(chain.from_iterable(zip(prompts, answers, strict=True))), [2] * count
+        )
+    return flat(
+        [
+            Row(("system", "user", "assistant"), row) if row[0] else Row(("user", "assistant"), row[1:])
+            for row in zip(systems, prompts, answers, strict=True)
+        ]
+    )
+
+
+def _all_text(columns: Mapping[str, str], records: Sequence[Any]) -> Chats | None:
+    texts = _texts(records, columns["text"])
+    return None if texts is None else Chats([TEXT_ROLE] * len(texts), texts, [1] * len(texts))
+
+
+_CONVERTERS = {"alpaca": _alpaca, "prompt/completion": _prompt_completion, "text": _plain_text}
+_AT_ONCE = {"alpaca": _all_alpaca, "prompt/completion": _all_prompt_completion, "text": _all_text}
+
+
+# ---- chats -----------------------------------------------------------------------------------------------------------
+
+
+def _messages_kind(value: Any) -> str:
+    first = value[0] if isinstance(value, list) and value else None
+    return "ShareGPT" if isinstance(first, dict) and "from" in first else "OpenAI chat"
+
+
+def _bare_messages(record: Any) -> Row | Fault:
+    return _chat(record, "the row")
+
+
+def _messages(columns: Mapping[str, str]) -> Callable[[Any], Row | Fault]:
+    column, system_column, tools_column = columns["messages"], columns.get("system"), columns.get("tools")
+
+    def convert(record: Any) -> Row | Fault:
+        if not isinstance(record, dict):
+            return Fault("not_an_object", f"{kind(record)} stands where an object is expected")
+        value = record.get(column)
+        if value is None:
+            return _missing(record, column)
+        if isinstance(value, str):
+            value = _nested(value)
+        if tools_column is not None and record.get(tools_column):
+            return Fault("tools", f"field {tools_column!r} lists tools")
+        return _with_system_first(_chat(value, f"field {column!r}"), _optional(record, system_column))
+
+    return convert
+
+
+def _with_system_first(row: Row | Fault, system: str | Fault) -> Row | Fault:
+    """The chat with a system message that the record has beside it, unless the chat begins with one."""
+    if isinstance(row, Fault) or not system or row.roles[:1] == ("system",):
+        return row
+    return system if isinstance(system, Fault) else Row(("system", *row.roles), (system, *row.contents), row.numbers)
+
+
+def _all_chats(columns: Mapping[str, str], records: Sequence[Any]) -> Chats | None:
+    beside = [column for role, column in columns.items() if role != "messages"]
+    try:
+        if any(record.get(column) for column in beside for record in records):
+            return None
+        chats = [record[columns["messages"]] for record in records]
+        turns = list(chain.from_iterable(chats))
+        said, words, others = ("role", "content", {"from", "value"})
+        if "role" not in turns[0]:
+            said, words, others = ("from", "value", {"role", "content"})
+        if set(map(len, turns)) != {2} and not all(map((others | _TOOL_FIELDS).isdisjoint, turns)):
+            return None
+        roles = [_MESSAGE_ROLES[turn[said]] for turn in turns]
+        contents = [turn[words] for turn in turns]
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return None
+    sizes = list(map(len, chats))
+    remaining = iter(roles)
+    sequences = {tuple(islice(remaining, size)) for size in sizes}
+    if set(map(type, contents)) != {str} or set(map(type, chats)) != {list} or any(map(_sequence_fault, sequences)):
+        return None
+    return Chats(roles, contents, sizes)
+
+
+def _nested(text: str) -> Any:
+    """A table without lists (CSV) holds a chat as JSON text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _chat(turns: Any, where: str) -> Row | Fault:
+    if not isinstance(turns, list):
+        return Fault("wrong_type", f"{where} is {kind(turns)}, not a list of messages")
+    roles: list[str] = []
+    contents: list[str] = []
+    numbers = False
+    for number, turn in enumerate(turns, 1):
+        if not isinstance(turn, dict):
+            return Fault("wrong_type", f"message {number} is {kind(turn)}, not an object")
+        said = turn.get("role") if "role" in turn else turn.get("from")
+        role = _MESSAGE_ROLES.get(said) if isinstance(said, str) else None
+        if role is None:
+            return _role_fault(said, turn, number)
+        if turn.get("tool_calls") or turn.get("function_call"):
+            return Fault("tools", f"message {number} calls a tool")
+        content = turn.get("content") if "content" in turn else turn.get("value")
+        if type(content) is not str:
+            text = _content(content, turn, number)
+            if isinstance(text, Fault):
+                return text
+            numbers = numbers or not isinstance(content, list)
+            content = text
+        roles.append(role)
+        contents.append(content)
+    sequence = tuple(roles)
+    return _sequence_fault(sequence) or Row(sequence, tuple(contents), numbers)
+
+
+def _role_fault(said: Any, turn: Mapping[str, Any], number: int) -> Fault:
+    if said is None:
+        return Fault("missing_field", f"message {number} has no field 'role' (or 'from')")
+    if isinstance(said, str) and said in _TOOL_ROLES:
+        return Fault("tools", f"message {number} is of the role {said}")
+    shown = repr(said[:24]) if isinstance(said, str) else kind(said)
+    return Fault("unknown_role", f"message {number} has the role {shown}")
+
+
+def _content(content: Any, turn: Mapping[str, Any], number: int) -> str | Fault:
+    """Content that is no plain text: parts, a number, or nothing usable."""
+    if type(content) in (int, float):
+        return repr(content)
+    if isinstance(content, list):
+        texts = []
+        for part in content:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(part, dict) and part.get("type", "text") != "text":
+                return Fault("not_text", f"message {number} has a part of the type {part.get('type')!r:.24}")
+            if type(text) not in (str, int, float):
+                return Fault("wrong_type", f"message {number} has a part that is {kind(text)}, not text")
+            texts.append(text if isinstance(text, str) else repr(text))
+        return "".join(texts)
+    if content is None:
+        field = "content" if "content" in turn else "value" if "value" in turn else None
+        what = f"field {field!r} of message {number} is null" if field else f"message {number} has no field 'content'"
+        return Fault("missing_field", what)
+    return Fault("wrong_type", f"the content of message {number} is {kind(content)}, not text")
+
+
+@lru_cache(maxsize=4096)
+def _sequence_fault(roles: tuple[str, ...]) -> Fault | None:
+    turns = roles[1:] if roles[:1] == ("system",) else roles
+    right = bool(turns) and len(turns) % 2 == 0 and turns == ("user", "assistant") * (len(turns) // 2)
+    if right:
+        return None
+    shown = ", ".join(roles[:12]) + (f" … ({len(roles)} messages)" if len(roles) > 12 else "")
+    return Fault("role_sequence", f"the roles are {shown}" if roles else "there is no message")
