@@ -1,0 +1,95 @@
+"""Overview: the live figures, drawn in place; what is wrong with a part is said."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.app.browser import NARROW, NewPage, tile, visit
+from tests.app.conftest import Backstage
+from tests.app.peer import SOLO_ITL_MS
+
+pytestmark = pytest.mark.browser
+
+# Marks each chart's canvas and each tile, and takes the canvases' content.
+_REMEMBER = """() => {
+  window.kept = [...document.querySelectorAll('canvas')];
+  window.drawn = window.kept.map(canvas => canvas.toDataURL());
+  return window.kept.length;
+}"""
+_COMPARE = """() => {
+  const now = [...document.querySelectorAll('canvas')];
+  return {
+    same: now.length === window.kept.length && now.every((canvas, at) => canvas === window.kept[at]),
+    moved: now.filter((canvas, at) => canvas.toDataURL() !== window.drawn[at]).length,
+  };
+}"""
+
+
+def test_the_figures_stand_beside_their_target(page: Page, backstage: Backstage) -> None:
+    visit(page, backstage.url, "Overview")
+    expect(tile(page, "ITL p99")).to_contain_text(f"target {3 * SOLO_ITL_MS:.1f} ms")
+    for label in ("ITL p50", "Attainment", "Decode", "Finetune", "Batch", "Device busy", "KV cache", "TTFT"):
+        expect(tile(page, label)).to_be_visible()
+    expect(tile(page, "Stalls by prefill")).to_contain_text("apart from the ITL")
+    expect(page.get_by_text("tasklet_slices")).to_be_visible()
+
+
+def test_charts_are_redrawn_on_the_canvas_they_have(page: Page, backstage: Backstage) -> None:
+    visit(page, backstage.url, "Overview")
+    expect(page.locator("canvas").nth(5)).to_be_visible()
+    page.wait_for_timeout(2500)
+    charts = page.evaluate(_REMEMBER)
+    for _refresh in range(2):
+        page.wait_for_timeout(2500)
+        now = page.evaluate(_COMPARE)
+        assert now["same"], "a chart was made anew"
+        assert now["moved"] == charts
+
+
+def test_a_figure_changes_in_the_element_it_has(page: Page, backstage: Backstage) -> None:
+    visit(page, backstage.url, "Overview")
+    value = tile(page, "ITL p50").locator(".value")
+    before = value.inner_text()
+    element = value.element_handle()
+    expect(value).not_to_have_text(before)
+    assert element.evaluate("node => node.isConnected")
+
+
+def test_a_crashed_part_is_shown_with_its_message(page: Page, backstage: Backstage) -> None:
+    part = {
+        "name": "demo",
+        "state": "backing_off",
+        "restarts": 3,
+        "message": "it ended with status 1; next try in 8 s",
+        "since": datetime.now(UTC).isoformat(),
+    }
+    noted = backstage.data_dir / "run" / "parts.json"
+    noted.write_text(json.dumps([part]))
+    try:
+        visit(page, backstage.url, "Overview")
+        expect(page.get_by_text("demo crashed and starts again soon")).to_be_visible()
+        expect(page.get_by_text("next try in 8 s").first).to_be_visible()
+    finally:
+        noted.unlink()
+    expect(page.get_by_text("demo crashed")).to_have_count(0)
+
+
+def test_times_are_in_the_viewers_zone(new_page: NewPage, backstage: Backstage) -> None:
+    page = new_page(zone="Asia/Tokyo")
+    visit(page, backstage.url + "/targets", "Targets")
+    assert page.evaluate("Intl.DateTimeFormat().resolvedOptions().timeZone") == "Asia/Tokyo"
+
+
+@pytest.mark.parametrize("path", ["", "jobs", "jobs?view=New+job", "datasets", "adapters", "playground", "targets"])
+def test_a_narrow_dark_screen_needs_no_sideways_scrolling(new_page: NewPage, backstage: Backstage, path: str) -> None:
+    page = new_page(size=NARROW, scheme="dark")
+    page.goto(f"{backstage.url}/{path}")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.wait_for_timeout(1500)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    box = page.locator("[data-testid=stMainBlockContainer]")
+    assert box.evaluate("node => node.scrollWidth <= node.clientWidth + 1")
