@@ -376,7 +376,7 @@ def _with_system_first(row: Row | Fault, system: str | Fault) -> Row | Fault:
 def _all_chats(columns: Mapping[str, str], records: Sequence[Any]) -> Chats | None:
     beside = [column for role, column in columns.items() if role != "messages"]
     try:
-        if any(record.get(column) for column in beside for record in records):
+        if any(record.get(column) not in (None, "") for column in beside for record in records):
             return None
         chats = [record[columns["messages"]] for record in records]
         turns = list(chain.from_iterable(chats))
