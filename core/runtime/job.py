@@ -14,6 +14,7 @@ import torch
 
 from core.errors import HarliError
 from core.finetune.trainer import Trainer
+from core.intake import adapter
 from core.link.messages import JobSpec, JobUpdate
 from core.policy.types import JobView, TaskletKind
 
@@ -174,8 +175,6 @@ class JobRun:
 
         def write() -> Path:
             folder = Path(self.spec.output_dir) / "adapter"
-            from core.intake import adapter
-
             snapshot.save_adapter(folder)
             adapter.normalise(folder)
             return folder
