@@ -239,7 +239,7 @@ def submit(
         elif json:
             printing.as_json(job)
         else:
-            printing.out.print(f"Job {job.id} is {job.state}; follow it with `harli jobs watch {job.id}`.")
+            printing.say(f"Job {job.id} is {job.state}; follow it with `harli jobs watch {job.id}`.")
 
 
 def _given(**fields: Any) -> dict[str, Any]:
@@ -276,9 +276,7 @@ def _watch(client: Client, job_id: str, json: bool) -> None:
     if json:
         printing.as_json(job)
     elif job.state == "succeeded":
-        printing.out.print(
-            f"Adapter {job.adapter_name}@{job.adapter_version} is ready: `harli chat -m {job.adapter_name}`."
-        )
+        printing.say(f"Adapter {job.adapter_name}@{job.adapter_version} is ready: `harli chat -m {job.adapter_name}`.")
     if job.state != "succeeded":
         if job.error is not None:
             raise HarliError(job.error.code, f"job {job.id} {job.state}: {job.error.message}", job.error.param)
@@ -363,7 +361,7 @@ def _show_targets(found: schemas.Targets, json: bool) -> None:
         printing.as_json(found)
     else:
         printing.table(found.targets, printing.TARGET_COLUMNS, "No targets.")
-        printing.out.print(f"version {found.version} ({found.origin}), the engine plans with {found.applied_version}")
+        printing.say(f"version {found.version} ({found.origin}), the engine plans with {found.applied_version}")
 
 
 @targets.command("show")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -17,13 +18,20 @@ from core.api import schemas
 T = TypeVar("T")
 Column = tuple[str, Callable[[T], object]]
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# What goes into a pipe or a file is not folded to the width of a terminal that is not there.
+_PIPE_WIDTH = 250
+out = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
 
 
 def as_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any]) -> None:
     """One JSON document on standard output, whatever the terminal is."""
     print(json.dumps(to_jsonable_python(value), indent=2, ensure_ascii=False))
+
+
+def say(text: str) -> None:
+    """A sentence for people, not broken into lines here."""
+    out.print(text, soft_wrap=True)
 
 
 def table(rows: Sequence[T], columns: Sequence[Column[T]], empty: str) -> None:
@@ -32,8 +40,8 @@ def table(rows: Sequence[T], columns: Sequence[Column[T]], empty: str) -> None:
         out.print(empty)
         return
     grid = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, _ in columns:
-        grid.add_column(heading, overflow="fold")
+    for number, (heading, _) in enumerate(columns):
+        grid.add_column(heading, overflow="fold", no_wrap=number == 0)
     for row in rows:
         grid.add_row(*(_cell(value(row)) for _, value in columns))
     out.print(grid)
@@ -44,7 +52,7 @@ def facts(pairs: Sequence[tuple[str, object]]) -> None:
     width = max(len(name) for name, _ in pairs)
     for name, value in pairs:
         if value is not None:
-            out.print(f"[bold]{name:{width}}[/]  {_cell(value)}", soft_wrap=True)
+            say(f"[bold]{name:{width}}[/]  {_cell(value)}")
 
 
 def _cell(value: object) -> str:
@@ -158,9 +166,9 @@ def dataset_facts(dataset: schemas.Dataset) -> None:
     )
     for finding in report.findings:
         style = "red" if finding.level == "error" else "yellow"
-        out.print(f"[{style}]{finding.level}[/] {finding.count} × {_cell(finding.message)}", soft_wrap=True)
+        say(f"[{style}]{finding.level}[/] {finding.count} × {_cell(finding.message)}")
         for example in finding.examples:
-            out.print(f"    {_cell(example)}", soft_wrap=True)
+            say(f"    {_cell(example)}")
 
 
 def adapter_facts(adapter: schemas.Adapter) -> None:
