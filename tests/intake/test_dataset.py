@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from core.api import schemas
@@ -434,6 +434,8 @@ records = st.one_of(
 )  # fmt: skip
 
 
+@example([{"messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}], "system": 0}])
+@example([{"instruction": "", "output": "", "input": 0}])
 @given(records)
 @settings(max_examples=400, deadline=None)
 def test_converting_at_once_gives_what_converting_one_by_one_gives(found: list[dict[str, Any]]) -> None:
