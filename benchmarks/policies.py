@@ -1,6 +1,6 @@
 """Every policy over three public traces on two simulated devices; the figures of docs/policies.md.
 
-    python benchmarks/policies.py --traces DIR [--part probe --part table ...] [--scale 1.0] [--out FILE]
+    python -m benchmarks.policies --traces DIR [--part probe --part table ...] [--scale 1.0] [--out FILE]
 
 DIR holds azure_conv.csv, azure_code.csv (Azure LLM inference trace 2023) and mooncake_conversation_trace.jsonl. Parts:
 probe (the simulator against measurement), speed (an hour of azure_conv), table (policies × targets), headline (Harli's
@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from policy_bench import FILES, POLICIES, TARGETS, WINDOW_S, Bench, knobs_of, merit, short
-from policy_questions import headline, questions
 
+from benchmarks.policy_bench import FILES, POLICIES, TARGETS, WINDOW_S, Bench, knobs_of, merit, short
+from benchmarks.policy_questions import headline, questions
+from benchmarks.record import RESULTS, provenance
 from core.policy import bind
 from core.simulate.command import machine
 from core.simulate.engine import Simulation
@@ -140,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--traces", type=Path, required=True, help="folder with the three trace files")
     parser.add_argument("--part", action="append", choices=list(parts), help="may be repeated; all otherwise")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the simulated time")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "policies.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "policies.json")
     given = parser.parse_args(arguments)
     bench = Bench(given.traces, given.scale)
     results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {}
@@ -159,10 +156,8 @@ def made(part: str, scale: float, seconds: float) -> dict[str, Any]:
     """Machine, versions, date and command of a figure."""
     return {
         "made": {
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, one used",
-            "versions": {name: version(name) for name in ("harli", "numpy")} | {"python": platform.python_version()},
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "command": f"python benchmarks/policies.py --traces DIR --part {part} --scale {scale:g}",
+            **provenance("harli", "numpy"),
+            "command": f"python -m benchmarks.policies --traces DIR --part {part} --scale {scale:g}",
             "seconds": round(seconds),
         }
     }

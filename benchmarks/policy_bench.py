@@ -26,7 +26,7 @@ FILES = {
 }
 TARGETS = (1.25, 1.5, 2.0, 4.0, 8.0)
 SEEDS = range(5)
-WINDOW_S = {"h200": 60.0, "ada6000": 120.0}
+WINDOW_S = {"h200": 45.0, "ada6000": 90.0}
 # what fits: on the Ada6000 every fourth request of the mooncake trace; requests of over 32,768 tokens nowhere
 EVERY = {("mooncake", "ada6000"): 4}
 MAX_TOKENS = 32_768

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from policy_bench import EVERY, FILES, MAX_TOKENS, SEEDS, WINDOW_S, Bench, Pool, knobs_of, merit, short
 
+from benchmarks.policy_bench import EVERY, FILES, MAX_TOKENS, SEEDS, WINDOW_S, Bench, Pool, knobs_of, merit, short
 from core.policy import bind
 from core.policy.types import WHOLE
 from core.simulate.command import Load, Machine, endless, machine
