@@ -1,14 +1,29 @@
-"""Policies by name. `bind("tasklet_slices", allowance=0.002)` gives an object with ``MEMORY`` and
+"""Policies by name. `bind("hybrid", gain=0.1)` gives an object with ``MEMORY`` and
 ``plan(state, predictor, memory) -> (StepPlan, memory)``; the knobs of a policy are the fields of its ``Knobs``."""
 
 from __future__ import annotations
 
-from core.policy import solo, tasklet_slices
+from core.policy import (
+    chunked,
+    harli,
+    harli_hysteresis,
+    hybrid,
+    solo,
+    static,
+    step_slices,
+    tasklet_slices,
+)
 from core.policy.bound import BoundPolicy, bind_module
 
 POLICIES = {
     "solo": solo,
+    "static": static,
+    "step_slices": step_slices,
+    "chunked": chunked,
     "tasklet_slices": tasklet_slices,
+    "harli": harli,
+    "harli_hysteresis": harli_hysteresis,
+    "hybrid": hybrid,
 }
 
 

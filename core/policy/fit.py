@@ -1,8 +1,13 @@
-"""How many of a job's next tasklets fit in a time."""
+"""What every policy reckons with: whether finetuning may run at all, how long it may, how many tasklets that is."""
 
 from __future__ import annotations
 
-from core.policy.types import WHOLE, JobView, Predictor, StepState
+from functools import lru_cache
+from math import inf
+
+from core.policy.types import WHOLE, JobView, Layout, Predictor, StepPlan, StepState, TaskletKind
+
+NO_MEMORY = "no memory for the next tasklets"
 
 
 def blocked(state: StepState, predictor: Predictor) -> str:
@@ -16,12 +21,21 @@ def blocked(state: StepState, predictor: Predictor) -> str:
     return ""
 
 
+def next_slack(state: StepState, gap_ms: float) -> float:
+    """ms that the gap after this one may take, when this one takes `gap_ms`: the slack of the tightest target, less
+    what this gap takes beyond its own share. ``inf`` when no target applies."""
+    slack = inf
+    for now, own in zip(state.slack_ms, state.target_ms or state.slack_ms, strict=True):
+        slack = min(slack, now - max(0.0, gap_ms - own))
+    return slack
+
+
 def fit(job: JobView, predictor: Predictor, budget_ms: float, start: int = 0) -> tuple[int, float]:
     """Tasklets of `job` from index `start` on that end within `budget_ms` on the whole device by their upper bounds,
     and the ms that they take."""
-    bounds: dict[str, float] = {}
+    bounds: dict[TaskletKind, float] = {}
     count, used = 0, 0.0
-    for kind in job.tasklets[start:]:
+    for kind in job.tasklets[start:] if start else job.tasklets:
         ms = bounds.get(kind)
         if ms is None:
             ms = bounds[kind] = predictor.tasklet_ms(WHOLE, kind)
@@ -30,3 +44,64 @@ def fit(job: JobView, predictor: Predictor, budget_ms: float, start: int = 0) ->
         used += ms
         count += 1
     return count, used
+
+
+def fit_beside(
+    state: StepState, predictor: Predictor, job: JobView, layout: Layout, budget_ms: float, *, cover: bool
+) -> tuple[int, float]:
+    """Tasklets of `job` that end within `budget_ms` on the layout's finetune part next to decode, and their ms; with
+    `cover` one more, which keeps the part busy until then."""
+    bounds: dict[TaskletKind, float] = {}
+    count, used = 0, 0.0
+    for kind in job.tasklets:
+        if used >= budget_ms:
+            break
+        ms = bounds.get(kind)
+        if ms is None:
+            ms = bounds[kind] = predictor.tasklet_ms(layout, kind, state.padded, state.kv_tokens)
+        if ms == inf or (used + ms > budget_ms and not cover):
+            break
+        used += ms
+        count += 1
+    return count, used
+
+
+def keep_busy(state: StepState, predictor: Predictor, job: JobView, layout: Layout) -> int:
+    """Tasklets of `job` that keep the layout's finetune part busy during this step, with those that still run there."""
+    if not job.tasklets:
+        return 0
+    left = state.beside_ms if layout == state.layout else 0.0
+    step = predictor.decode_upper_ms(layout, state.padded, state.kv_tokens, job.tasklets[0], state.max_kv)
+    if step == inf:
+        return 0 if left else 1
+    return fit_beside(state, predictor, job, layout, step - left, cover=True)[0]
+
+
+def start_ms(state: StepState, layout: Layout) -> float:
+    """When a step in that layout can start: what is queued before it has to end, and so has work on another part."""
+    return state.inflight_ms if layout == state.layout else max(state.inflight_ms, state.beside_ms)
+
+
+def retreat(state: StepState, predictor: Predictor) -> Layout:
+    """The layout of a step that gets no finetuning: ``whole``, unless work still runs on the finetune part and waiting
+    for it would take longer than a step next to it."""
+    if not state.beside_ms or not state.batch:
+        return WHOLE
+    kind = state.jobs[0].tasklets[0] if state.jobs and state.jobs[0].tasklets else "forward"
+    stay = predictor.decode_upper_ms(state.layout, state.padded, state.kv_tokens, kind, state.max_kv)
+    leave = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv) + state.beside_ms
+    return state.layout if stay < leave else WHOLE
+
+
+@lru_cache(maxsize=64)
+def splits(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    """The split layouts among those, the largest finetune part first."""
+    return tuple(sorted((layout for layout in layouts if layout.kind == "split"), key=lambda s: -s.finetune_sms))
+
+
+def idle(job: JobView, predictor: Predictor, state: StepState, idle_ms: float) -> StepPlan:
+    """Nothing decodes: a bounded run of tasklets on the whole device, one at least once the queue is empty."""
+    count, _ = fit(job, predictor, idle_ms - state.inflight_ms)
+    if not count and not state.inflight_ms:
+        count = min(1, len(job.tasklets))
+    return StepPlan(after=count, job=job.job_id, pause=not count, reason="nothing decodes")

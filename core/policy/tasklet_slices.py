@@ -1,9 +1,7 @@
 """Time slices: as many next tasklets as fit in the slack behind the step, on the whole device (LLMStation's planner).
 
-The slack of a step is its tightest target less what is still queued and the upper bound of the decode step. A tasklet
-that is longer than the slack of every step would never run; it gets its turn from an allowance: a share of the decode
-tokens, well under the 1 % that a p99 target leaves, may be late on purpose. Tokens of planned steps earn it and a step
-that runs over spends its batch, so the late share never exceeds the allowance by more than one step.
+The slack behind a step is what its tightest target gives the next gap, less the upper bound of the next decode step. A
+tasklet that is longer than that would never run; it gets its turn from an allowance (`core.policy.allowance`).
 """
 
 from __future__ import annotations
@@ -11,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from core.policy.fit import blocked, fit
+from core.policy.allowance import earned, spent
+from core.policy.fit import NO_MEMORY, blocked, fit, idle, next_slack
 from core.policy.shares import NO_SHARES, Shares, charge, next_job
 from core.policy.types import WHOLE, JobView, Predictor, StepPlan, StepState
 
@@ -44,37 +43,47 @@ MEMORY = Memory()
 
 def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = KNOBS) -> tuple[StepPlan, Memory]:
     """The whole device's time slice behind this step; a pause with its reason when there is none to give."""
-    credit = min(memory.credit + knobs.allowance * state.batch, state.batch)
+    credit = earned(memory.credit, state, knobs.allowance)
     if reason := blocked(state, predictor):
         return StepPlan(pause=True, reason=reason), Memory(credit, memory.shares)
     job, shares = next_job(state, memory.shares, knobs.quantum_tokens)
     if job is None:
-        return StepPlan(pause=True, reason="no memory for the next tasklets"), Memory(credit, shares)
+        return StepPlan(pause=True, reason=NO_MEMORY), Memory(credit, shares)
     if state.batch:
-        count, late, reason = _slice(state, predictor, job, credit, knobs)
+        answer, credit = time_slice(state, predictor, job, credit, knobs.idle_ms)
     else:
-        count, late, reason = _idle(state, predictor, job, knobs), False, "nothing decodes"
-    answer = StepPlan(after=count, job=job.job_id, pause=not count, reason=reason)
-    return answer, Memory(credit - state.batch if late else credit, charge(shares, job, count))
+        answer = idle(job, predictor, state, knobs.idle_ms)
+    return answer, Memory(credit, charge(shares, job, answer.after))
 
 
-def _slice(state: StepState, predictor: Predictor, job: JobView, credit: float, knobs: Knobs) -> tuple[int, bool, str]:
-    """Tasklets behind this step, whether they make it late on purpose, and why."""
-    busy = state.inflight_ms + predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
-    if busy == inf:
-        return 0, False, "no estimate of the decode step yet"
-    budget = min(state.slack_ms) - busy if state.slack_ms else knobs.idle_ms - state.inflight_ms
+def time_slice(
+    state: StepState,
+    predictor: Predictor,
+    job: JobView,
+    credit: float,
+    untargeted_ms: float,
+    squeeze: float = 1.0,
+    next_ms: float = 0.0,
+) -> tuple[StepPlan, float]:
+    """Tasklets behind this step and the credit left. untargeted_ms: the slice when no target applies; squeeze: part of
+    the slack that may be used; next_ms: what the next step takes, if that is more than this one."""
+    decode = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
+    if decode == inf:
+        return StepPlan(job=job.job_id, pause=True, reason="no prediction for a step of this size"), credit
+    slack = next_slack(state, state.inflight_ms + decode)
+    budget = squeeze * (untargeted_ms if slack == inf else slack - max(decode, next_ms))
+    if next_ms > decode:
+        count, _ = fit(job, predictor, budget)
+        return StepPlan(after=count, job=job.job_id, reason="makes room for another layout"), credit
     if budget <= 0:
-        return 0, False, f"no slack: {busy + budget:.1f} ms, the step takes up to {busy:.1f}"
+        reason = f"no slack: {slack:.1f} ms, a step takes up to {decode:.1f}"
+        return StepPlan(job=job.job_id, pause=True, reason=reason), credit
     count, _ = fit(job, predictor, budget)
-    if count:
-        return count, False, f"{budget:.1f} ms of slack"
-    if credit >= state.batch and state.inflight_ms == 0 and job.tasklets:
-        return 1, True, f"{budget:.1f} ms of slack, one longer {job.tasklets[0]} tasklet on the allowance"
-    return 0, False, f"no tasklet fits in {budget:.1f} ms of slack"
-
-
-def _idle(state: StepState, predictor: Predictor, job: JobView, knobs: Knobs) -> int:
-    """Nothing decodes: a bounded run of tasklets, one at least once the queue is empty."""
-    count, _ = fit(job, predictor, knobs.idle_ms - state.inflight_ms)
-    return count if count or state.inflight_ms else min(1, len(job.tasklets))
+    if count or not job.tasklets:
+        return StepPlan(after=count, job=job.job_id, reason=f"{budget:.1f} ms of slack"), credit
+    left = spent(credit, state)
+    if left is None:
+        reason = f"no tasklet fits in {budget:.1f} ms of slack"
+        return StepPlan(job=job.job_id, pause=True, reason=reason), credit
+    reason = f"{budget:.1f} ms of slack, one longer {job.tasklets[0]} tasklet on the allowance"
+    return StepPlan(after=1, job=job.job_id, reason=reason), left

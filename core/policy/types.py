@@ -5,8 +5,9 @@ starts with. It is deterministic: the same arguments give the same plan. What ca
 the last argument of ``plan``; `core.policy.bind` fixes it.
 
 Time of a step, as every plan counts it: `inflight_ms` drains first, then the decode step runs with `beside` next to it,
-then `after` follows once both are done (they go on with the same micro-batch). So the gap between two tokens is
-inflight + decode when `after` is 0 (`beside` may outlast it), else inflight + max(decode, beside) + after.
+then `after` follows once both are done (they go on with the same micro-batch), and the next step waits for it. So the
+gap to this step's tokens is inflight + decode, and that to the next step's max(0, beside - decode) + after + decode
+when there is an `after`; without one `beside` may run on next to the following steps of the same layout.
 """
 
 from __future__ import annotations
@@ -59,11 +60,12 @@ class StepState:
 
     batch: running requests; padded: their number padded to the captured graph; kv_tokens: tokens in their KV cache,
     max_kv: the longest of them; waiting: queued requests; prefill_waiting: queued prompt tokens; slack_ms: for each
-    target that applies, the ms that this step (decode, and what finetuning adds to it) may take; inflight_ms: finetune
-    work launched earlier and not finished that this step has to wait for; jobs: runnable jobs, first the one whose
-    micro-batch is open; layouts: the partitions that exist; free_pages: arena pages of 2 MiB that finetuning may take;
-    layout: that of the last step, and beside_ms the finetune work still running on its finetune part, which a step of
-    another layout has to wait for.
+    target that applies, the ms that the gap to this step's tokens may take; target_ms: for each the ms that a gap gets
+    by itself, another figure where early and late tokens of a request make up for each other (empty: as `slack_ms`);
+    inflight_ms: finetune work launched earlier and not finished that this step has to wait for; jobs: runnable jobs,
+    first the one whose micro-batch is open; layouts: the partitions that exist; free_pages: arena pages of 2 MiB that
+    finetuning may take; layout: that of the last step, and beside_ms the finetune work still running on its finetune
+    part, which a step of another layout has to wait for.
     """
 
     batch: int
@@ -79,6 +81,7 @@ class StepState:
     free_pages: int = 0
     layout: Layout = WHOLE
     beside_ms: float = 0.0
+    target_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ class Predictor(Protocol):
     stale: why the predictions cannot be trusted at present, empty when they can; a policy then plans no finetuning.
     """
 
-    stale: str
+    @property
+    def stale(self) -> str: ...
 
     def decode_ms(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> float:
         """One decode step alone."""

@@ -12,6 +12,8 @@ from core.policy.types import Layout
 from core.predictor.sizes import Array, Sizes, sizes_of
 
 STEPS = 24  # tokens are tabulated at their maximum times (n / STEPS)²
+_PER_BUCKET = 6  # steps of KV tokens in a load bucket; in batch a bucket is an octave
+_TIERS = STEPS // _PER_BUCKET + 1
 
 
 class Grid:
@@ -28,6 +30,18 @@ class Grid:
         self.max_kv = max_kv
         self.kv_scale = STEPS / sqrt(max_kv_tokens)
         self.length_scale = STEPS / sqrt(max_kv)
+        self._first_bucket = [(batch.bit_length() - 1) * _TIERS for batch in self.batches]
+        self.buckets = self._first_bucket[-1] + _TIERS
+
+    def bucket(self, padded: int, kv_tokens: int) -> int:
+        """The load bucket, below `buckets`, of a size within the grid."""
+        return self._first_bucket[self.rows[padded]] + int(sqrt(kv_tokens) * self.kv_scale) // _PER_BUCKET
+
+    def bucket_middles(self) -> tuple[Array, Array]:
+        """Batch and KV tokens in the middle of each load bucket."""
+        octave, tier = np.divmod(np.arange(self.buckets), _TIERS)
+        kv = self.max_kv_tokens * (np.minimum(tier + 0.5, _TIERS - 1) * _PER_BUCKET / STEPS) ** 2
+        return 1.5 * 2.0**octave, kv
 
     def by_kv_tokens(self, layout: Layout, beside: bool, sms: int) -> Sizes:
         """Every (batch, KV tokens), batches first, as if no request were long; a batch has no more tokens than requests

@@ -10,79 +10,40 @@ conformal quantile of that ratio per (partition, kind, load bucket); while a buc
 
 from __future__ import annotations
 
-from math import ceil, inf, sqrt
+from math import inf
 
 import numpy as np
 
 from core.errors import Invalid
 from core.policy.types import WHOLE, Layout, TaskletKind
 from core.predictor.fit import TwoStage
+from core.predictor.online import Bound, Scale
 from core.predictor.profile import Point, Profile
-from core.predictor.sizes import sizes_of
 from core.predictor.slowdown import Slowdown
 from core.predictor.stale import MissWatch
-from core.predictor.table import STEPS, FactorTable, Grid, StepTable
-from core.predictor.window import RollingQuantile
+from core.predictor.table import FactorTable, Grid, StepTable
 
 _DEVICE_FORGETTING, _OWN_FORGETTING = 0.96, 0.995
+_DEVICE_VARIANCE, _OWN_VARIANCE = 0.04, 1.0  # a partition's first steps say what the profile got wrong there
+_SETTLED = 30  # steps after which a partition's ratio tells of the device
 _LEAK = 0.001  # of the device's correction per step
-_CLIP = 0.3  # one step moves a correction as if it were at most this far off: a hiccup is not a trend
-_WINDOW = 400
-_KV_STEPS = 6  # table steps in KV tokens per load bucket; in batch a bucket is an octave
+_FADE_STEPS = 512  # what was not measured in so many steps begins to be forgotten
+_TAIL_OCTAVES = 1.0  # reach of a measured p99 in batch and KV tokens
 _KINDS: tuple[TaskletKind, ...] = ("forward", "head", "backward", "optimizer")
 
 
-class _Scale:
-    """Recursive least squares of one factor near 1, with forgetting. `variance`: of the factor before the first
-    measurement, in units of a measurement's own."""
-
-    __slots__ = ("_forgetting", "_variance", "value")
-
-    def __init__(self, forgetting: float, variance: float) -> None:
-        self._forgetting = forgetting
-        self._variance = variance
-        self.value = 1.0
-
-    def learn(self, ratio: float) -> None:
-        """ratio: measured ÷ predicted with the present value."""
-        gain = self._variance / (self._forgetting + self._variance)
-        self._variance = (1 - gain) * self._variance / self._forgetting
-        self.value *= 1 + gain * min(max(ratio - 1, -_CLIP), _CLIP)
-
-
-class _Bound:
-    """Upper factors over predictions, one per load bucket. `prior`: that of all buckets before the first step."""
-
-    __slots__ = ("_all", "_buckets", "_miss", "_prior", "factors")
-
-    def __init__(self, buckets: int, prior: float, miss: float) -> None:
-        self._miss = miss
-        self._prior = prior
-        self._all = RollingQuantile(_WINDOW, miss)
-        self._buckets = [RollingQuantile(_WINDOW, miss) for _ in range(buckets)]
-        self.factors = [prior] * buckets
-
-    def learn(self, bucket: int, ratio: float) -> None:
-        """ratio: measured ÷ predicted."""
-        self._all.push(ratio)
-        own = self._buckets[bucket]
-        own.push(ratio)
-        if len(own) >= own.enough:
-            self.factors[bucket] = own.value or self._prior
-        else:
-            shared = self._all.value or self._prior
-            self.factors[bucket] = shared if len(self._all) >= self._all.enough else max(shared, self._prior)
-
-
 class _Surface:
-    """A (layout, kind beside): what the profile says of it and what was learnt since."""
+    """A (layout, kind beside): what the profile says of it and what was learnt since, from how many steps, and at which
+    step last."""
 
-    __slots__ = ("bound", "scale", "table")
+    __slots__ = ("bound", "last", "scale", "steps", "table")
 
-    def __init__(self, table: StepTable, bound: _Bound) -> None:
+    def __init__(self, table: StepTable, bound: Bound) -> None:
         self.table = table
         self.bound = bound
-        self.scale = _Scale(_OWN_FORGETTING, 0.02)
+        self.scale = Scale(_OWN_FORGETTING, _OWN_VARIANCE)
+        self.steps = 0
+        self.last = 0
 
 
 class _Tasklet:
@@ -95,8 +56,8 @@ class _Tasklet:
         self._whole_ms = whole_ms
         self._alone = alone
         self._beside = beside
-        self.bound = _Bound(1, prior, miss)
-        self.scale = _Scale(_OWN_FORGETTING, 0.02)
+        self.bound = Bound([prior], miss)
+        self.scale = Scale(_OWN_FORGETTING, _OWN_VARIANCE)
 
     def ms(self, padded: int, kv_tokens: int) -> float:
         """As predicted, before the bound."""
@@ -115,10 +76,8 @@ class TwoStagePredictor:
         points = profile.points
         self._grid = Grid(profile.captured, max(p.kv_tokens for p in points), max(p.max_kv for p in points))
         self._miss = miss
-        tiers = ceil((STEPS + 1) / _KV_STEPS)
-        self._bucket_of_row = [batch.bit_length() * tiers for batch in self._grid.batches]
-        self._bucket_count = self._bucket_of_row[-1] + tiers
-        self._device = _Scale(_DEVICE_FORGETTING, 1.0)
+        self._count = 0
+        self._device = Scale(_DEVICE_FORGETTING, _DEVICE_VARIANCE)
         self._watch = MissWatch()
         self._steps: dict[tuple[Layout, TaskletKind | None], _Surface] = {}
         self._tasklets: dict[tuple[Layout, TaskletKind], _Tasklet] = {}
@@ -159,8 +118,7 @@ class TwoStagePredictor:
         ms = surface.table.ms(padded, kv_tokens, max_kv)
         if ms == inf:
             return inf
-        grid = self._grid
-        bucket = self._bucket_of_row[grid.rows[padded]] + int(sqrt(kv_tokens) * grid.kv_scale) // _KV_STEPS
+        bucket = self._grid.bucket(padded, kv_tokens)
         return ms * surface.scale.value * self._device.value * surface.bound.factors[bucket]
 
     def tasklet_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
@@ -184,15 +142,21 @@ class TwoStagePredictor:
         predicted = surface.table.ms(padded, kv_tokens, max_kv) if surface is not None else inf
         if surface is None or predicted == inf:
             return False
-        grid = self._grid
-        bucket = self._bucket_of_row[grid.rows[padded]] + int(sqrt(kv_tokens) * grid.kv_scale) // _KV_STEPS
+        bucket = self._grid.bucket(padded, kv_tokens)
         device = self._device
         ratio = ms / (predicted * surface.scale.value * device.value)
         missed = ratio > surface.bound.factors[bucket]
         surface.bound.learn(bucket, ratio)
         surface.scale.learn(ratio)
-        device.learn(ratio)
-        device.value += _LEAK * (1 - device.value)
+        surface.steps += 1
+        if surface.steps > _SETTLED:
+            device.learn(ratio)
+            device.value += _LEAK * (1 - device.value)
+        self._count = surface.last = self._count + 1
+        if self._count % _FADE_STEPS == 0:
+            for other in self._steps.values():
+                if other.steps and other.last <= self._count - _FADE_STEPS:
+                    other.bound.fade()
         self._watch.see(missed)
         return missed
 
@@ -212,32 +176,34 @@ class TwoStagePredictor:
         with all kinds in turn."""
         points = profile.points
         alone = [point for point in points if point.beside is None]
-        for layout, (table, tail) in self._tables(profile, list(points), beside=False).items():
-            self._steps[layout, None] = _Surface(table, _Bound(self._bucket_count, tail, self._miss))
+        for layout, (table, prior) in self._tables(profile, list(points), beside=False).items():
+            self._steps[layout, None] = _Surface(table, Bound(prior, self._miss))
         fitted = {
             kind: self._tables(profile, alone + [p for p in points if p.beside == kind], beside=True)
             for kind in {point.beside for point in points} - {None}
         }
         for kind in _KINDS:
-            for layout, (table, tail) in fitted.get(kind, fitted.get("mix", {})).items():
-                self._steps[layout, kind] = _Surface(table, _Bound(self._bucket_count, tail, self._miss))
+            for layout, (table, prior) in fitted.get(kind, fitted.get("mix", {})).items():
+                self._steps[layout, kind] = _Surface(table, Bound(prior, self._miss))
 
-    def _tables(self, profile: Profile, points: list[Point], *, beside: bool) -> dict[Layout, tuple[StepTable, float]]:
-        """Fit `points`; layout → table of its steps alone or beside, and their p99 ÷ fit at its worst."""
+    def _tables(
+        self, profile: Profile, points: list[Point], *, beside: bool
+    ) -> dict[Layout, tuple[StepTable, list[float]]]:
+        """Fit `points`; layout → table of its steps alone or beside, and what p99 is of the fit in each load bucket."""
         sms, grid = profile.machine.sms, self._grid
         model = TwoStage(points, sms, profile.kv_heads)
-        points = [point for point in points if (point.beside is not None) == beside]
-        fitted = model.ms(sizes_of([(p.layout, beside, p.batch, p.kv_tokens, p.max_kv) for p in points], sms))
-        tails: dict[Layout, float] = {}
-        for point, ms in zip(points, fitted, strict=True):
-            tails[point.layout] = max(tails.get(point.layout, 1.0), point.p99_ms / float(ms))
-        tables: dict[Layout, tuple[StepTable, float]] = {}
-        for layout, tail in tails.items():
+        tables: dict[Layout, tuple[StepTable, list[float]]] = {}
+        for layout in dict.fromkeys(p.layout for p in points if (p.beside is not None) == beside):
             by_kv = model.ms(grid.by_kv_tokens(layout, beside, sms))
             by_length = model.ms_of_longest(grid.by_length(layout, beside, sms))
             if beside:  # finetuning does not make decode faster
                 by_kv = np.maximum(by_kv, model.ms(grid.by_kv_tokens(_alone(layout), False, sms)))
-            tables[layout] = StepTable(grid, by_kv, by_length), tail
+            table = StepTable(grid, by_kv, by_length)
+            own = [p for p in points if p.layout == layout and (p.beside is not None) == beside]
+            tables[layout] = (
+                table,
+                _tails(grid, own, [p.p99_ms / table.ms(p.batch, p.kv_tokens, p.max_kv) for p in own]),
+            )
         return tables
 
     def _fit_tasklets(self, profile: Profile) -> None:
@@ -259,3 +225,15 @@ class TwoStagePredictor:
 def _alone(layout: Layout) -> Layout:
     """Where decode runs when nothing is beside: a confined layout gives it the whole device."""
     return WHOLE if layout.kind == "confined" else layout
+
+
+def _tails(grid: Grid, points: list[Point], tails: list[float]) -> list[float]:
+    """What p99 is of the prediction in each load bucket: that of the points around it, weighted by nearness."""
+    batch, kv = grid.bucket_middles()
+    octaves = np.hypot(
+        np.log2(batch)[:, None] - np.log2([point.batch for point in points]),
+        np.log2(kv)[:, None] - np.log2([point.kv_tokens for point in points]),
+    )
+    weights = np.exp(-((octaves / _TAIL_OCTAVES) ** 2) / 2) + 1e-3
+    near: list[float] = (weights @ np.array(tails) / weights.sum(axis=1)).tolist()
+    return near
