@@ -21,7 +21,12 @@ _ARCHITECTURES = {
 
 
 def model(
-    family: str = "llama", *, tied: bool = True, dtype: torch.dtype = torch.float32, seed: int = 0
+    family: str = "llama",
+    *,
+    tied: bool = True,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    vocabulary: int = VOCABULARY,
 ) -> PreTrainedModel:
     """A random two-layer model whose loss can fall."""
     config = AutoConfig.for_model(
@@ -32,7 +37,7 @@ def model(
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         max_position_embeddings=128,
         tie_word_embeddings=tied,
         pad_token_id=0,
