@@ -7,6 +7,7 @@ cannot be opened is said on standard error, with exit status 1.
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import sys
 
@@ -45,6 +46,9 @@ def main() -> int:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=_GRACE_S,
     )
+    # uvicorn raises the signal that ended it once more at the end; an orderly end is no failure.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     server = uvicorn.Server(config)
     server.run(sockets=[listener])
     return 0 if server.started else 1

@@ -95,11 +95,9 @@ def _require_name(session: Session, name: str, new_version: bool) -> None:
 
 def upload(control: Control, source: Path, name: str, new_version: bool) -> schemas.Adapter:
     """Check an uploaded adapter (folder, zip or tar) and store it as the name's next version."""
-    limits = intake.Limits(max_bytes=control.settings.max_upload_mib * 2**20)
-    with _unpacked(control, source, limits) as (folder, info):
-        with control.store.read() as session:
-            engine = engines.view(session)
-        intake.check(info, engine)
+    limit = control.settings.max_upload_mib * 2**20
+    with unpacked(control, source, max_bytes=limit) as (folder, info):
+        _check(control, info, folder)
         with control.store.write() as session:
             _require_name(session, name, new_version)
             record = store(control, session, folder, info, name, origin="uploaded")
@@ -146,22 +144,28 @@ def store(
 
 
 @contextlib.contextmanager
-def _unpacked(
-    control: Control, source: Path, limits: intake.Limits
-) -> Iterator[tuple[Path, intake.AdapterInfo]]:
-    """The adapter in a folder beside its later place (so that it can be moved there at once), which is gone after."""
+def unpacked(control: Control, source: Path, *, max_bytes: int) -> Iterator[tuple[Path, intake.AdapterInfo]]:
+    """The peft files of a folder or archive, checked, in a folder on the same disk as its later place (so that it can
+    be moved there at once); gone after the block unless it was moved."""
     folder = control.uploads / new_id("adapter")
     try:
-        yield folder, intake.unpack(source, folder, limits=limits)
+        yield folder, intake.unpack(source, folder, max_bytes=max_bytes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def trained(control: Control, source: Path) -> Iterator[tuple[Path, intake.AdapterInfo]]:
-    """A copy of what a job wrote, checked: the peft files only."""
-    with _unpacked(control, source, intake.Limits()) as unpacked:
-        yield unpacked
+def _check(control: Control, info: intake.AdapterInfo, folder: Path) -> None:
+    """Raise Invalid for what the engine (the present one, else the last) cannot serve."""
+    with control.store.read() as session:
+        record = engines.known(session)
+        model = engines.model_path(session, control.settings)
+    intake.check(
+        info,
+        folder,
+        max_rank=record.hello["max_lora_rank"] if record is not None else None,
+        modules=record.hello["lora_modules"] if record is not None else None,
+        model_path=model if model is not None and (model / "config.json").is_file() else None,
+    )
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------

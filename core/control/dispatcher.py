@@ -68,6 +68,8 @@ SAVING_S = 300.0
 _KEPT_NOTICES = 20
 _RELEASE_EVERY_S = 5.0
 _BUSY_PAUSE_S = 2.0
+# What a job may write; uploads have a limit of their own.
+_MAX_ADAPTER_BYTES = 1 << 40
 _ENDED = ("paused", "succeeded", "cancelled", "failed", "interrupted")
 
 Send = Callable[[str, ToEngine], bool]
@@ -406,7 +408,8 @@ class Dispatcher:
     def _register(self, job_id: str, token: int | None, source: Path, update: JobUpdate | None) -> None:
         """Store what the job wrote as its adapter's next version, and end it; deploy when it asked for that."""
         try:
-            with adapters.trained(self._control, source) as (folder, info), self._write() as session:
+            unpacked = adapters.unpacked(self._control, source, max_bytes=_MAX_ADAPTER_BYTES)
+            with unpacked as (folder, info), self._write() as session:
                 job = rows.find(session, job_id)
                 if job is None or job.token != token or job.state in TERMINAL:
                     return

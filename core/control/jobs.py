@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from core.api import schemas
 from core.control import engines, pages
 from core.control.context import Control, new_id
 from core.control.lifecycle import remark, transition
-from core.errors import Conflict, HarliError, Invalid, NotFound
+from core.errors import Conflict, Invalid, NotFound
 from core.intake import packing, rows, tokenizer
 from db import adapters as adapter_rows
 from db import changes, idempotency
@@ -235,9 +236,8 @@ def _check_lengths(control: Control, dataset: DatasetRecord, model: Path | None,
         packing.check_lengths(
             path, lengths, micro_batch_tokens=spec.micro_batch_tokens, sequence_length=spec.sequence_length
         )
-    except HarliError as error:
-        error.message = f"data set {dataset.name}: {error.message}"
-        raise
+    except Invalid as error:
+        raise Invalid(error.code, f"data set {dataset.name}: {error.message}", error.param) from error
 
 
 def parse_adapter(reference: str) -> tuple[str, int | None]:
@@ -268,7 +268,9 @@ def _initial(session: Session, body: schemas.JobCreate) -> tuple[schemas.JobCrea
             f"there is no adapter {body.initial_adapter!r} to start from; `harli adapters` lists those there are",
             "initial_adapter",
         )
-    shape = {"rank": row.rank, "alpha": row.alpha, "target_modules": sorted(row.target_modules)}
+    # Stored adapters have rank-stabilised scaling folded into alpha.
+    alpha = row.alpha / math.sqrt(row.rank) if body.lora.use_rslora else row.alpha
+    shape = {"rank": row.rank, "alpha": alpha, "target_modules": sorted(row.target_modules)}
     given = {name: getattr(body.lora, name) for name in body.lora.model_fields_set & shape.keys()}
     if "target_modules" in given:
         given["target_modules"] = sorted(set(given["target_modules"]))

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Owner:
-    """An API process's candidacy for the lease, and the work that comes with it. `start` and `stop` once each."""
+    """An API process's candidacy for the lease, and the work that comes with it. `start` it once."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -79,7 +79,8 @@ class Owner:
     def stop(self) -> None:
         """End the work and let go of the lease, so that the next process need not wait."""
         self._ending.set()
-        self._scheduler.shutdown(wait=True)
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=True)
         self._end_work()
         try:
             with self._control.store.write() as session:
