@@ -37,6 +37,7 @@ def draw(job: Job) -> None:
 
 
 def _close() -> None:
+    st.session_state["view"] = "Queue"
     st.query_params.pop("job", None)
 
 
@@ -57,35 +58,32 @@ def _lineage(job: Job) -> None:
 
 
 def _actions(job: Job) -> None:
-    """Only what the job's state allows."""
+    """All that can be done with a job; what its state forbids is disabled. Nothing moves when the state changes, so
+    that a press meets what it was aimed at."""
+    ended = job.state in ENDED
     with st.container(horizontal=True):
-        if job.state in PAUSABLE:
-            st.button("Pause", icon=":material/pause:", key="pause", on_click=_act, args=("Pausing", "pause", job))
-        if job.state in RESUMABLE:
-            st.button(
-                "Resume", icon=":material/play_arrow:", type="primary", key="resume", on_click=_act,
-                args=("Resuming", "resume", job),
-            )  # fmt: skip
-        if job.state not in ENDED:
-            _stop(job)
-            with st.popover("Priority", icon=":material/low_priority:", key="priority_ask"):
-                st.number_input("Priority (higher runs earlier)", -100, 100, job.priority, key="priority")
-                st.button("Set priority", key="priority_set", on_click=_act, args=("Reordering", "priority", job))
-        st.button("Clone", icon=":material/content_copy:", key="clone", on_click=_clone, args=(job,))
-
-
-def _stop(job: Job) -> None:
-    with st.popover("Stop", icon=":material/stop:", key="stop_ask"):
-        st.markdown(f"End **{plain(job.name)}** now?")
-        if job.step > 0:
+        st.button(
+            "Pause", icon=":material/pause:", key="pause", on_click=_act, args=("Pausing", "pause", job),
+            disabled=job.state not in PAUSABLE,
+        )  # fmt: skip
+        st.button(
+            "Resume", icon=":material/play_arrow:", key="resume", on_click=_act, args=("Resuming", "resume", job),
+            disabled=job.state not in RESUMABLE,
+        )  # fmt: skip
+        with st.popover("Stop", icon=":material/stop:", key="stop_ask", disabled=ended):
+            st.markdown(f"End **{plain(job.name)}** now?")
             st.button(
                 "Stop and keep the adapter", icon=":material/save:", key="stop_save", on_click=_act,
                 args=("Stopping", "stop_save", job), help="The adapter is stored as it stands now",
             )  # fmt: skip
-        st.button(
-            "Stop and discard", type="primary", icon=":material/delete:", key="stop_discard", on_click=_act,
-            args=("Stopping", "stop", job), help="What was learned is thrown away",
-        )  # fmt: skip
+            st.button(
+                "Stop and discard", type="primary", icon=":material/delete:", key="stop_discard", on_click=_act,
+                args=("Stopping", "stop", job), help="What was learned is thrown away",
+            )  # fmt: skip
+        with st.popover("Priority", icon=":material/low_priority:", key="priority_ask", disabled=ended):
+            st.number_input("Priority (higher runs earlier)", -100, 100, job.priority, key="priority")
+            st.button("Set priority", key="priority_set", on_click=_act, args=("Reordering", "priority", job))
+        st.button("Clone", icon=":material/content_copy:", key="clone", on_click=_clone, args=(job,))
 
 
 def _act(doing: str, action: str, job: Job) -> None:
@@ -101,8 +99,8 @@ def _act(doing: str, action: str, job: Job) -> None:
 
 def _clone(job: Job) -> None:
     job_form.fill(job_form.fields_of(job))
-    st.session_state["view"] = "New job"
     _close()
+    st.session_state["view"] = "New job"
 
 
 def _tiles(job: Job, metrics: list[JobMetric]) -> list[Tile]:

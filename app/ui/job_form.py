@@ -29,6 +29,7 @@ PRESETS: dict[Preset, dict[str, Any]] = {
     "balanced": {},
     "thorough": {"epochs": 5.0, "rank": 16, "alpha": 32.0, "learning_rate": 5e-4, "evaluate_every": 20},
 }
+_PRESET_FIELDS = frozenset(name for changed in PRESETS.values() for name in changed)
 _PRESET_HELP: dict[Preset, str] = {
     "quick": "One epoch at the default rank: does the data set do anything?",
     "balanced": "Three epochs at the default rank: a sound first run.",
@@ -116,18 +117,35 @@ def fields_of(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def key_of(name: str, preset: Preset) -> str:
+    """The field's key in the session and in the address. What presets differ in, each keeps for itself: pressing one
+    fills in nothing that could be lost on the way."""
+    return f"{_PREFIX}{preset}_{name}" if name in _PRESET_FIELDS else _PREFIX + name
+
+
+def values_of(preset: Preset) -> dict[str, Any]:
+    """The fields' first values under the preset, within what the engine can serve."""
+    values = {**defaults(), **PRESETS[preset], "preset": preset}
+    return {**values, "rank": min(values["rank"], rank_limit())}
+
+
 def fill(fields: Mapping[str, Any]) -> None:
     """Put values into the form; before it is drawn in this run."""
     for name, value in fields.items():
-        st.session_state[_PREFIX + name] = value
+        st.session_state[key_of(name, fields["preset"])] = value
 
 
-def apply_preset() -> None:
-    """The preset's values, over the defaults; what names the job stays."""
+def empty() -> None:
+    """Put the first values into the form, under every preset; before it is drawn in this run."""
+    for preset in PRESETS:
+        fill(values_of(preset))
+    fill(defaults())
+
+
+def typed() -> dict[str, Any]:
+    """What the form holds now."""
     preset: Preset = st.session_state[_PREFIX + "preset"]
-    kept = ("dataset", "adapter", "name", "preset", "start", "priority", "seed", "deploy")
-    fill({name: value for name, value in {**defaults(), **PRESETS[preset]}.items() if name not in kept})
-    st.session_state[_PREFIX + "rank"] = min(st.session_state[_PREFIX + "rank"], rank_limit())
+    return {name: st.session_state.get(key_of(name, preset), value) for name, value in values_of(preset).items()}
 
 
 def rank_limit() -> int:
@@ -140,10 +158,9 @@ def submit() -> None:
     form = st.session_state[_FORM]
     if form["job"] is not None:
         return
-    fields = {name: st.session_state[_PREFIX + name] for name in defaults()}
 
     def send() -> None:
-        request = request_of(fields)
+        request = request_of(typed())
         content = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:16]
         job = client().submit_job(request, idempotency_key=f"{form['id']}-{content}")
         form["job"] = job.id
@@ -152,14 +169,15 @@ def submit() -> None:
 
 
 def submitted() -> str | None:
-    """The job that the form's press has made, once; the form is empty afterwards."""
+    """The job that the form's press has made, said once. The form is then drawn empty, which takes its fields out of
+    the address, before the job is opened; until then a further press still finds the job."""
     form = st.session_state.get(_FORM)
-    if form is None or form["job"] is None:
+    if form is None or form["job"] is None or form["opened"]:
         return None
-    job_id: str = form["job"]
-    st.session_state.pop(_FORM)
-    fill(defaults())
-    return job_id
+    form["opened"] = True
+    empty()
+    made: str = form["job"]
+    return made
 
 
 def estimate(dataset: Dataset, fields: Mapping[str, Any], micro_batch_tokens: int, tokens_s: float) -> str:
@@ -184,9 +202,11 @@ def adapter_hint(name: str, adapters: list[Adapter]) -> str:
     return "Lower-case letters, digits, dots, dashes. Clients address the adapter by this name."
 
 
-def draw() -> None:
-    """The whole form; `submitted` tells the page when it has made a job."""
-    st.session_state.setdefault(_FORM, {"id": uuid.uuid4().hex, "job": None})
+def draw(*, renew: bool = True) -> None:
+    """The whole form; `submitted` tells the page when it has made a job. `renew`: what is submitted from now on is
+    another job."""
+    if renew and st.session_state.get(_FORM, {"opened": True})["opened"]:
+        st.session_state[_FORM] = {"id": uuid.uuid4().hex, "job": None, "opened": False}
     with reading("data sets and adapters"):
         datasets, adapters = all_datasets(), client().adapters().items
         limit, now = rank_limit(), live()
@@ -199,7 +219,6 @@ def draw() -> None:
             "curl -F file=@my-rows.jsonl '{api}/api/datasets?name=my-rows'",
         )
         return
-    first = defaults()
     names = list(dict.fromkeys(dataset.name for dataset in datasets))
     fields: dict[str, Any] = {}
     left, right = st.columns([1.25, 1], gap="large")
@@ -214,7 +233,6 @@ def draw() -> None:
         st.caption(adapter_hint(adapter.strip(), adapters))
         preset: Preset = st.segmented_control(
             "Preset", list(PRESETS), default="balanced", required=True, key=_PREFIX + "preset", bind="query-params",
-            on_change=apply_preset,
         )  # fmt: skip
         st.caption(_PRESET_HELP[preset])
     with right:
@@ -228,11 +246,11 @@ def draw() -> None:
             help="An adapter to train further, which keeps its shape, or nothing for a fresh one",
         )  # fmt: skip
         st.toggle(
-            "Deploy when done", value=first["deploy"], key=_PREFIX + "deploy", bind="query-params",
+            "Deploy when done", value=defaults()["deploy"], key=_PREFIX + "deploy", bind="query-params",
             help="Load the finished adapter into the engine, so that clients can use it at once",
         )  # fmt: skip
     with st.expander("Expert settings", key="expert", icon=":material/tune:"):
-        fields |= _expert(first, limit, shaped=fields["start"] is not None)
+        fields |= _expert(values_of(preset), limit, shaped=fields["start"] is not None)
     chosen = next((dataset for dataset in datasets if dataset.name == fields["dataset"]), None)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("Submit job", type="primary", icon=":material/send:", key="submit_job", on_click=submit)
@@ -305,10 +323,14 @@ def _expert(first: Mapping[str, Any], limit: int, *, shaped: bool) -> dict[str, 
 
 
 def _whole(label: str, name: str, first: Mapping[str, Any], low: int, high: int, **extra: Any) -> Any:
-    return st.number_input(label, low, high, first[name], 1, key=_PREFIX + name, bind="query-params", **extra)
+    return st.number_input(
+        label, low, high, first[name], 1, key=key_of(name, first["preset"]), bind="query-params", **extra
+    )
 
 
 def _real(
     label: str, name: str, first: Mapping[str, Any], low: float, high: float, step: float, shown: str, **extra: Any
 ) -> Any:
-    return st.number_input(label, low, high, first[name], step, shown, key=_PREFIX + name, bind="query-params", **extra)
+    return st.number_input(
+        label, low, high, first[name], step, shown, key=key_of(name, first["preset"]), bind="query-params", **extra
+    )

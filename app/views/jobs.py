@@ -84,9 +84,6 @@ def queue() -> None:
 
 
 made = job_form.submitted()
-if made:
-    st.session_state["view"] = "Queue"
-    st.query_params["job"] = made
 if "job" in st.query_params:
     with reading("the job"):
         found = client().job(st.query_params["job"])
@@ -100,4 +97,7 @@ else:
     if view == "Queue":
         queue()
     else:
-        job_form.draw()
+        job_form.draw(renew=made is None)
+if made:
+    st.query_params["job"] = made
+    st.rerun()

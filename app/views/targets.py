@@ -22,6 +22,7 @@ _KINDS: dict[Kind, tuple[str, str]] = {
 }
 _PERCENTILES = [50.0, 90.0, 95.0, 99.0, 99.9]
 _READ = "_targets_read"
+_STORED = "_targets_stored"
 _FAULT = "_targets_fault"
 
 
@@ -41,10 +42,11 @@ def in_words(targets: list[TargetBody]) -> str:
 
 
 def load(targets: Targets) -> None:
-    """Put the stored targets into the form and remember their version."""
+    """Put the stored targets into the form and remember their version; before the form is drawn in this run."""
     st.session_state[_READ] = targets
     for kind in _KINDS:
         target = first_of(targets.targets, kind)
+        st.session_state[f"{kind}_on"] = target is not None
         st.session_state[f"{kind}_ms"] = target.ms if target else None
         st.session_state[f"{kind}_percentile"] = percentile_of(target)
 
@@ -54,12 +56,16 @@ def percentile_of(target: TargetBody | None) -> float:
 
 
 def wanted() -> list[dict[str, Any]]:
-    """What the form holds, as the API takes it."""
+    """What the form holds, as the API takes it; a target that is on without ms is sent as 0, which is refused."""
     read: Targets = st.session_state[_READ]
     form = [
-        {"kind": kind, "ms": st.session_state[f"{kind}_ms"], "quantile": st.session_state[f"{kind}_percentile"] / 100}
+        {
+            "kind": kind,
+            "ms": st.session_state[f"{kind}_ms"] or 0.0,
+            "quantile": st.session_state[f"{kind}_percentile"] / 100,
+        }
         for kind in _KINDS
-        if st.session_state[f"{kind}_ms"] is not None
+        if st.session_state[f"{kind}_on"]
     ]
     return form + [target.model_dump() for target in further(read.targets)]
 
@@ -68,7 +74,7 @@ def save(version: int) -> None:
     """Store the form over `version`; a refusal leaves the form as it is."""
     st.session_state[_FAULT] = None
     try:
-        load(client().set_targets(wanted(), version))
+        st.session_state[_STORED] = client().set_targets(wanted(), version)
     except HarliError as error:
         st.session_state[_FAULT] = Fault("Changing the targets", error)
     finally:
@@ -77,7 +83,7 @@ def save(version: int) -> None:
 
 def take(targets: Targets) -> None:
     """Give up the form's values for the stored ones."""
-    load(targets)
+    st.session_state[_STORED] = targets
     st.session_state[_FAULT] = None
 
 
@@ -153,20 +159,22 @@ def show_present() -> None:
 
 
 def show_form() -> None:
-    """One line per kind: the ms, empty for none, and the percentile that stays under them."""
+    """One line per kind: whether it has a target, the ms, and the percentile that stays under them."""
     read: Targets = st.session_state[_READ]
     for kind, (name, meaning) in _KINDS.items():
         target = first_of(read.targets, kind)
         percentiles = sorted({*_PERCENTILES, percentile_of(target)})
         words, value, share = st.columns([2, 1, 1], vertical_alignment="center")
-        words.markdown(f"**{name}** :small[:gray[{meaning}]]")
+        on = words.toggle(
+            f"**{name}** :small[:gray[{meaning}]]", target is not None, key=f"{kind}_on", bind="query-params"
+        )
         value.number_input(
             f"{name} target, ms", 0.0, 600_000.0, target.ms if target else None, 1.0, "%.1f", key=f"{kind}_ms",
-            bind="query-params", placeholder="none",
+            bind="query-params", placeholder="ms" if on else "no target", disabled=not on,
         )  # fmt: skip
         share.selectbox(
             "Percentile", percentiles, percentiles.index(percentile_of(target)), format_func=lambda p: f"p{p:g}",
-            key=f"{kind}_percentile", bind="query-params",
+            key=f"{kind}_percentile", bind="query-params", disabled=not on,
         )  # fmt: skip
     kept = further(read.targets)
     if kept:
@@ -180,6 +188,8 @@ heading("Targets", "Decode steps are planned so that the tightest target holds; 
 if _READ not in st.session_state:
     with reading("the targets"):
         st.session_state[_READ] = client().targets()
+if _STORED in st.session_state:
+    load(st.session_state.pop(_STORED))
 show_present()
 with st.container(border=True):
     show_form()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Page, expect
 
 from core.api.schemas import Dataset
-from tests.app.browser import tile, visit
+from tests.app.browser import NewPage, tile, visit
 from tests.app.conftest import Backstage, rows
 
 pytestmark = pytest.mark.browser
@@ -32,11 +33,11 @@ def names(backstage: Backstage) -> list[str]:
 
 
 def test_a_file_becomes_a_data_set_with_report_rows_and_packed_batch(page: Page, backstage: Backstage) -> None:
-    offer(page, backstage, "Good Rows.jsonl", rows(60))
+    offer(page, backstage, "Good Rows.jsonl", rows(72))
     expect(page.get_by_label("Name", exact=True)).to_have_value("good-rows")
     page.get_by_role("button", name="Upload and check").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("good-rows")
-    expect(tile(page, "Rows").locator(".value")).to_have_text("60")
+    expect(tile(page, "Rows").locator(".value")).to_have_text("72")
     expect(tile(page, "Tokens").locator(".value")).to_have_text(re.compile(r"^\d,\d{3}$"))
     page.get_by_role("tab", name="Rows").click()
     expect(page.get_by_text("Aye, 3 and 3 be 6.")).to_be_visible()
@@ -46,7 +47,8 @@ def test_a_file_becomes_a_data_set_with_report_rows_and_packed_batch(page: Page,
     counted = "".join(packed.locator("span.on").all_inner_texts())
     assert "Aye" in counted
     assert "What is" not in counted
-    assert len({span.get_attribute("style") for span in packed.locator("span").all()}) > 1
+    colours = packed.locator("span").evaluate_all("spans => new Set(spans.map(span => span.style.background)).size")
+    assert colours == backstage.client.dataset_packed("good-rows").segments > 1
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,17 @@ def test_the_normalised_file_can_be_downloaded(
     started.value.save_as(path)
     assert started.value.suggested_filename == "fetched-rows-v1.parquet"
     assert pq.read_table(path).num_rows == 40
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+def test_times_are_in_the_viewers_zone(
+    new_page: NewPage, backstage: Backstage, make_dataset: MakeDataset, zone: str
+) -> None:
+    name = f"times-{zone.split('/')[1].lower().replace('_', '-')}"
+    dataset = make_dataset(name)
+    page = new_page(zone=zone)
+    visit(page, f"{backstage.url}/datasets?dataset={dataset.id}", name)
+    expect(page.get_by_text(f"{dataset.created_at.astimezone(ZoneInfo(zone)):%H:%M:%S}")).to_be_visible()
 
 
 def test_deleting_is_confirmed_and_refused_while_a_job_needs_it(

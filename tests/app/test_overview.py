@@ -78,12 +78,6 @@ def test_a_crashed_part_is_shown_with_its_message(page: Page, backstage: Backsta
     expect(page.get_by_text("demo crashed")).to_have_count(0)
 
 
-def test_times_are_in_the_viewers_zone(new_page: NewPage, backstage: Backstage) -> None:
-    page = new_page(zone="Asia/Tokyo")
-    visit(page, backstage.url + "/targets", "Targets")
-    assert page.evaluate("Intl.DateTimeFormat().resolvedOptions().timeZone") == "Asia/Tokyo"
-
-
 @pytest.mark.parametrize("path", ["", "jobs", "jobs?view=New+job", "datasets", "adapters", "playground", "targets"])
 def test_a_narrow_dark_screen_needs_no_sideways_scrolling(new_page: NewPage, backstage: Backstage, path: str) -> None:
     page = new_page(size=NARROW, scheme="dark")
