@@ -1,0 +1,176 @@
+"""The whole journey in the browser, on the real engine: upload, submit, watch, move a target, chat."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from core.api.schemas import Job
+from core.client import TERMINAL, Client
+from core.errors import HarliError
+from tests.app.browser import follow, shoot, tile, visit
+from tests.machine import ROOT
+from tests.stack import Stack, until
+
+pytestmark = [pytest.mark.browser, pytest.mark.engine]
+
+NAME = "captain-console"
+_SAMPLE = ROOT / "sample_data" / "captain.jsonl"
+_PROMPTS = (ROOT / "sample_data" / "prompts.txt").read_text().splitlines()
+_LONG_MS = 90_000
+_JOB_S = 420
+
+
+@pytest.fixture
+def traffic(stack: Stack) -> Iterator[threading.Event]:
+    """One request after the other, until the event is set."""
+    ended = threading.Event()
+
+    def ask_on() -> None:
+        with Client(stack.settings.api_url) as client:
+            for at in range(10_000):
+                prompt = _PROMPTS[at % len(_PROMPTS)]
+                try:
+                    for _ in client.chat(prompt, max_tokens=40, temperature=0.7):
+                        if ended.is_set():
+                            return
+                except HarliError:
+                    ended.wait(1)
+                if ended.wait(0.5):
+                    return
+
+    thread = threading.Thread(target=ask_on, name="traffic")
+    thread.start()
+    yield ended
+    ended.set()
+    thread.join(30)
+
+
+def ask(page: Page, question: str) -> None:
+    box = page.get_by_test_id("stChatInput").get_by_role("textbox")
+    box.fill(question)
+    box.press("Enter")
+
+
+def upload(page: Page, stack: Stack) -> None:
+    visit(page, f"{stack.console_url}/datasets", "Data sets")
+    page.set_input_files("input[type=file]", _SAMPLE)
+    page.get_by_label("Name", exact=True).fill(NAME)
+    button = page.get_by_role("button", name="Upload and check")
+    expect(button).to_be_enabled()
+    button.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(NAME)
+    expect(tile(page, "Rows").locator(".value")).to_have_text("217")
+    page.get_by_role("tab", name="Packed batch").click()
+    expect(page.locator("[data-packed]")).to_contain_text("Fair winds!")
+    shoot(page, "dataset")
+
+
+def submit(page: Page, client: Client) -> Job:
+    page.get_by_role("link", name="Train on it").click()
+    page.get_by_label("Adapter name").fill(NAME)
+    page.get_by_role("radio", name="quick").click()
+    expect(page.get_by_text("One epoch at the default rank")).to_be_visible()
+    shoot(page, "new-job")
+    page.get_by_role("button", name="Submit job").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"{NAME} on {NAME}")
+    (job,) = [job for job in client.jobs().items if job.adapter_name == NAME]
+    return job
+
+
+def watch_the_loss_fall(page: Page) -> float:
+    """The first loss that was shown."""
+    step, loss = tile(page, "Step").locator(".value"), tile(page, "Loss").locator(".value")
+    expect(step).to_have_text(re.compile(r"^[1-9]"), timeout=_LONG_MS)
+    first = float(loss.inner_text())
+    until(lambda: float(loss.inner_text()) < 0.8 * first, _LONG_MS / 1000, "the loss to fall")
+    return first
+
+
+def move_the_target(page: Page, client: Client) -> None:
+    before = client.targets()
+    follow(page, "Targets")
+    field = page.get_by_label("ITL target, ms")
+    wanted = 2 * float(field.input_value())
+    field.fill(str(wanted))
+    field.press("Tab")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.get_by_text(f"version {before.version + 1} in force in the engine")).to_be_visible(timeout=5000)
+    expect(tile(page, "ITL p99 now")).to_contain_text(re.compile(r"target \d"))
+    shoot(page, "targets")
+    client.set_targets(before.targets)
+
+
+def look_at_the_overview(page: Page) -> None:
+    follow(page, "Overview")
+    expect(tile(page, "ITL p99").locator(".value")).to_have_text(re.compile(r"\d"))
+    expect(tile(page, "Finetune").locator(".value")).not_to_have_text("0.0")
+    expect(page.locator("canvas").nth(5)).to_be_visible()
+    shoot(page, "overview")
+
+
+def wait_for_the_end(page: Page, client: Client, job: Job) -> Job:
+    page.get_by_role("button", name=f"Open {job.name}").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(job.name)
+    shoot(page, "job")
+    until(lambda: client.job(job.id).state in TERMINAL, _JOB_S, "the job's end", pause_s=1.0)
+    expect(page.get_by_text("saving → succeeded")).to_be_visible()
+    return client.job(job.id)
+
+
+def chat_with_both(page: Page, client: Client) -> None:
+    until(lambda: client.adapter(NAME).deployment == "deployed", 60, "the adapter's deployment")
+    page.get_by_role("link", name=f"adapter {NAME}@1").click()
+    expect(page.get_by_text("deployed v1")).to_be_visible()
+    shoot(page, "adapter")
+    page.get_by_role("link", name="Chat with it").click()
+    expect(page.get_by_role("combobox", name="Right")).to_have_value(NAME)
+    ask(page, "Where is Madrid?")
+    summaries = page.get_by_test_id("stChatMessage").get_by_text(re.compile(r"\d+ tokens · \d+ in the prompt"))
+    expect(summaries).to_have_count(2, timeout=_LONG_MS)
+    sides = page.get_by_test_id("stColumn")
+    expect(sides.nth(1)).to_contain_text("Aye")
+    expect(sides.nth(0)).not_to_contain_text("Aye")
+    shoot(page, "playground")
+
+
+def test_from_a_file_to_an_adapter_that_answers(page: Page, stack: Stack, traffic: threading.Event) -> None:
+    upload(page, stack)
+    job = submit(page, stack.client)
+    first = watch_the_loss_fall(page)
+    move_the_target(page, stack.client)
+    look_at_the_overview(page)
+    ended = wait_for_the_end(page, stack.client, job)
+    traffic.set()
+    assert ended.loss is not None
+    assert ended.loss < first / 2
+    chat_with_both(page, stack.client)
+
+
+def test_an_answer_can_be_stopped(page: Page, stack: Stack) -> None:
+    visit(page, f"{stack.console_url}/playground?both=false", "Playground")
+    page.get_by_role("button", name="Sampling").click()
+    tokens = page.get_by_label("Longest answer, tokens")
+    tokens.fill("2000")
+    tokens.press("Tab")
+    page.keyboard.press("Escape")
+    ask(page, "Count from one to one thousand, in words.")
+    answer = page.get_by_test_id("stChatMessage").nth(1)
+    expect(answer).to_contain_text(re.compile(r"\w+ \w+"), timeout=_LONG_MS)
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(answer).to_contain_text("stopped")
+    until(lambda: (now := stack.client.live().now) is not None and now.running == 0, 15, "the engine to stop it")
+
+
+def test_what_has_streamed_is_there_after_a_page_switch(page: Page, stack: Stack) -> None:
+    visit(page, f"{stack.console_url}/playground?both=false", "Playground")
+    ask(page, "Name three rivers.")
+    expect(page.get_by_test_id("stChatMessage")).to_have_count(2)
+    follow(page, "Targets")
+    follow(page, "Playground")
+    expect(page.get_by_text("Name three rivers.")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"\d+ tokens · "))).to_be_visible(timeout=_LONG_MS)
