@@ -33,6 +33,9 @@ class EngineEnd:
         self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        # A control plane that stands still does not close the connection; another one may have taken its address.
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6000)
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED)
         self._socket.connect(url)
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
