@@ -135,6 +135,28 @@ def test_losses_in_the_engine_are_those_of_a_plain_loop(engine: Engine, captain:
     assert losses[5] < losses[0]
 
 
+def test_the_adapter_predicts_the_data_set_better_than_the_base_model(engine: Engine, trained: Path, captain: Path) -> None:
+    rows = packing.load_encoded(captain, tokenizer.load(engine.model))[:10]
+    model = AutoModelForCausalLM.from_pretrained(engine.model, dtype=torch.float32).eval()
+
+    def loss(of: torch.nn.Module) -> float:
+        with torch.no_grad():
+            return float(
+                np.mean(
+                    [
+                        F.cross_entropy(
+                            of(torch.from_numpy(row.ids.astype(np.int64))[None]).logits[0, :-1][row.trained[1:]],
+                            torch.from_numpy(row.ids.astype(np.int64))[1:][row.trained[1:]],
+                        ).item()
+                        for row in rows
+                    ]
+                )
+            )
+
+    before = loss(model)
+    assert loss(PeftModel.from_pretrained(model, str(trained))) < 0.8 * before
+
+
 def test_the_adapter_is_one_thing_in_peft_in_plain_sglang_and_here(
     engine: Engine, trained: Path, plain_model: PreTrainedModel, prompts: list[list[int]], tmp_path: Path
 ) -> None:
@@ -253,26 +275,3 @@ def test_sigterm_checkpoints_the_job_and_leaves_no_process(engine: Engine, capta
     assert interrupted.path is not None and (Path(interrupted.path) / "optimizer.safetensors").exists()
     engine.until(lambda m: isinstance(m, Goodbye))
     assert psutil.wait_procs(children, timeout=5)[1] == []
-
-
-def test_cross_entropy_of_the_sample_falls(engine: Engine, trained: Path, captain: Path) -> None:
-    """The adapter that the engine made predicts the data set better than the base model does."""
-    rows = packing.load_encoded(captain, tokenizer.load(engine.model))[:10]
-    model = AutoModelForCausalLM.from_pretrained(engine.model, dtype=torch.float32).eval()
-
-    def loss(of: torch.nn.Module) -> float:
-        with torch.no_grad():
-            return float(
-                np.mean(
-                    [
-                        F.cross_entropy(
-                            of(torch.from_numpy(row.ids.astype(np.int64))[None]).logits[0, :-1][row.trained[1:]],
-                            torch.from_numpy(row.ids.astype(np.int64))[1:][row.trained[1:]],
-                        ).item()
-                        for row in rows
-                    ]
-                )
-            )
-
-    before = loss(model)
-    assert loss(PeftModel.from_pretrained(model, str(trained))) < 0.8 * before
