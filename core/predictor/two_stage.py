@@ -5,7 +5,9 @@ the whole device, quick, for what slows everything (a clock, a neighbour); one o
 the profile got wrong there. Both are recursive least squares of one coefficient, measured ÷ predicted, with forgetting;
 the quick one leaks back to 1, so that what lasts ends up where it belongs. The bound is the prediction times a rolling
 conformal quantile of that ratio per (partition, kind, load bucket); while a bucket has too few steps, that of the
-(partition, kind), and before that what the profile's own p99 says.
+(partition, kind), and before that what the profile's own p99 says. A policy prefers what is bounded too low by chance,
+so the steps that run miss more often than the steps that could: one factor common to all bounds rises with each miss
+and falls with each step that held, which keeps the rate of those that run (adaptive conformal inference).
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ from core.predictor.slowdown import Slowdown
 from core.predictor.stale import MissWatch
 from core.predictor.table import FactorTable, Grid, StepTable
 
-_DEVICE_FORGETTING, _OWN_FORGETTING = 0.96, 0.995
-_DEVICE_VARIANCE, _OWN_VARIANCE = 0.04, 1.0  # a partition's first steps say what the profile got wrong there
+_DEVICE_FORGETTING, _OWN_FORGETTING = 0.9, 0.98
+_QUIET = 0.06  # up to so far off a step tells of its own partition and load, what is beyond tells of the device
+_DEVICE_VARIANCE, _OWN_VARIANCE = 0.1, 1.0  # a partition's first steps say what the profile got wrong there
 _SETTLED = 30  # steps after which a partition's ratio tells of the device
 _LEAK = 0.001  # of the device's correction per step
+_WIDEN, _NARROWEST, _WIDEST = 0.01, 0.97, 1.1  # by a miss, and how far the common factor of all bounds may go
 _FADE_STEPS = 512  # what was not measured in so many steps begins to be forgotten
 _TAIL_OCTAVES = 1.0  # reach of a measured p99 in batch and KV tokens
+_FIT_ERROR = 0.03  # what a prediction between measured sizes may be off by, until steps were seen
 _KINDS: tuple[TaskletKind, ...] = ("forward", "head", "backward", "optimizer")
 
 
@@ -78,6 +83,7 @@ class TwoStagePredictor:
         self._miss = miss
         self._count = 0
         self._device = Scale(_DEVICE_FORGETTING, _DEVICE_VARIANCE)
+        self._widening = 1.0
         self._watch = MissWatch()
         self._steps: dict[tuple[Layout, TaskletKind | None], _Surface] = {}
         self._tasklets: dict[tuple[Layout, TaskletKind], _Tasklet] = {}
@@ -119,7 +125,7 @@ class TwoStagePredictor:
         if ms == inf:
             return inf
         bucket = self._grid.bucket(padded, kv_tokens)
-        return ms * surface.scale.value * self._device.value * surface.bound.factors[bucket]
+        return ms * surface.scale.value * self._device.value * self._widening * surface.bound.factors[bucket]
 
     def tasklet_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
         """Upper bound of a tasklet on the layout's finetune part. ``inf`` for what was not measured."""
@@ -145,12 +151,14 @@ class TwoStagePredictor:
         bucket = self._grid.bucket(padded, kv_tokens)
         device = self._device
         ratio = ms / (predicted * surface.scale.value * device.value)
-        missed = ratio > surface.bound.factors[bucket]
+        missed = ratio > surface.bound.factors[bucket] * self._widening
+        widening = self._widening + _WIDEN * (missed - self._miss)
+        self._widening = min(max(widening, _NARROWEST), _WIDEST)
         surface.bound.learn(bucket, ratio)
         surface.scale.learn(ratio)
         surface.steps += 1
         if surface.steps > _SETTLED:
-            device.learn(ratio)
+            device.learn(1 + ratio - min(max(ratio, 1 - _QUIET), 1 + _QUIET))
             device.value += _LEAK * (1 - device.value)
         self._count = surface.last = self._count + 1
         if self._count % _FADE_STEPS == 0:
@@ -235,5 +243,5 @@ def _tails(grid: Grid, points: list[Point], tails: list[float]) -> list[float]:
         np.log2(kv)[:, None] - np.log2([point.kv_tokens for point in points]),
     )
     weights = np.exp(-((octaves / _TAIL_OCTAVES) ** 2) / 2) + 1e-3
-    near: list[float] = (weights @ np.array(tails) / weights.sum(axis=1)).tolist()
+    near: list[float] = ((1 + _FIT_ERROR) * (weights @ np.array(tails)) / weights.sum(axis=1)).tolist()
     return near
