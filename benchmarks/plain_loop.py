@@ -81,11 +81,12 @@ def train(
 
 def _loss(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
     """Summed cross entropy of the answers; the head sees only the positions that count, as in the trainer."""
-    segments, labels = torch.from_numpy(batch.segments), torch.from_numpy(batch.labels)
-    causal = torch.ones(len(segments), len(segments), dtype=torch.bool).tril()
+    device = next(model.parameters()).device
+    segments, labels = torch.from_numpy(batch.segments).to(device), torch.from_numpy(batch.labels).to(device)
+    causal = torch.ones(len(segments), len(segments), dtype=torch.bool, device=device).tril()
     hidden = model.base_model.model.model(
-        input_ids=torch.from_numpy(batch.ids)[None],
-        position_ids=torch.from_numpy(batch.positions)[None],
+        input_ids=torch.from_numpy(batch.ids)[None].to(device),
+        position_ids=torch.from_numpy(batch.positions)[None].to(device),
         attention_mask=(causal & (segments[:, None] == segments[None, :]))[None, None],
         use_cache=False,
     ).last_hidden_state[0]

@@ -131,8 +131,7 @@ class CapturedTrainer:
         pool = torch.cuda.graph_pool_handle()  # of this stream alone: graphs of two streams may run together
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            warm = {work.name: work for work in self._fused.every_work()}
-            for work in (*warm.values(), Work("forward"), Work("backward")):
+            for work in self._fused.every_work():
                 self._fused.run(work)
             stream.synchronize()
             for work in self._fused.every_work():

@@ -11,7 +11,7 @@ elsewhere. Hugging Face + peft is what both are tested against.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -344,11 +344,11 @@ def pack_inputs(batch: MicroBatch, size: int) -> torch.Tensor:
 
 
 class Work(NamedTuple):
-    """A piece of work of the program; `index` is a layer or a head chunk. recompute: a layer's forward once more,
+    """A piece of work of the program; `part` is a layer or a head chunk. recompute: a layer's forward once more,
     ahead of its backward, where activations are not kept."""
 
     name: Literal["forward", "head", "recompute", "backward", "optimizer"]
-    index: int = 0
+    part: int = 0
 
 
 class FusedStep:
@@ -365,6 +365,7 @@ class FusedStep:
         if weights.layers[0].q_norm is not None:
             self.buffers.add_raw(shape)
         self._ops = operations(embed.device)
+        self._betas = torch.tensor([kernels_torch.BETA1, kernels_torch.BETA2], device=embed.device)
 
     def micro_batch(self, trained: int) -> list[Work]:
         """The program of a micro-batch with `trained` positions that count; chunks of the head without any are left
@@ -385,15 +386,15 @@ class FusedStep:
         """Carry out one piece of work."""
         with torch.no_grad():
             if work.name == "forward":
-                if work.index == 0:
+                if work.part == 0:
                     self._embed()
-                self._forward(work.index, output=True)
+                self._forward(work.part, output=True)
             elif work.name == "recompute":
-                self._forward(work.index, output=False)
+                self._forward(work.part, output=False)
             elif work.name == "head":
-                self._head(work.index)
+                self._head(work.part)
             elif work.name == "backward":
-                self._backward(work.index)
+                self._backward(work.part)
             else:
                 self._optimizer()
 
@@ -519,6 +520,7 @@ class FusedStep:
         b_norm = torch.linalg.vector_norm(lora.gradient[lora.first_b :]) * b.scalars[3]
         b.norm.copy_(torch.hypot(a_norm, b_norm)[None])
         lora.step += torch.isfinite(b.norm)
+        corrections = 1 - self._betas**lora.step
         self._ops.adamw(
             lora.masters,
             lora.exp_avg,
@@ -527,7 +529,7 @@ class FusedStep:
             lora.working,
             lora.first_b,
             b.scalars[:4],
-            lora.step,
+            corrections,
             b.norm,
         )
         b.report[:1].copy_(b.loss)

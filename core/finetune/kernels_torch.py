@@ -238,14 +238,14 @@ def adamw(
     working: torch.Tensor,
     first_b: int,
     scalars: torch.Tensor,
-    step: torch.Tensor,
+    corrections: torch.Tensor,
     norm: torch.Tensor,
 ) -> None:
     """One AdamW update of flat fp32 [n] masters and moments; clears the gradient and rounds masters to `working`.
 
     From element `first_b` on are the B factors: their working copy carries LoRA's scaling, so their gradient is without
-    it. scalars fp32: learning rate, weight decay, largest norm, scaling. step fp32 [1]: updates, this one counted;
-    norm fp32 [1] of the gradient with scaling: where it is not finite nothing is updated.
+    it. scalars fp32: learning rate, weight decay, largest norm, scaling. corrections fp32 [2]: of the moments'
+    bias, 1 - beta ** step; norm fp32 [1] of the gradient with scaling: where it is not finite nothing is updated.
     """
     rate, decay, largest, scaling = scalars.unbind()
     if torch.isfinite(norm):
@@ -254,8 +254,8 @@ def adamw(
         masters *= 1 - rate * decay
         exp_avg.lerp_(gradient, 1 - BETA1)
         exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-        root = exp_avg_sq.sqrt() / (1 - BETA2**step).sqrt() + EPS
-        masters -= rate / (1 - BETA1**step) * exp_avg / root
+        root = exp_avg_sq.sqrt() / corrections[1].sqrt() + EPS
+        masters -= rate / corrections[0] * exp_avg / root
     gradient.zero_()
     publish(masters, working, first_b, scaling)
 
