@@ -16,15 +16,15 @@ class Residual:
     def __init__(self, sizes: Sizes, values: Array, spread: float, noise: float) -> None:
         """values: residuals at `sizes`; spread: their standard deviation; noise: that of one measurement."""
         self._sizes = sizes
-        self._weights = np.linalg.solve(_likeness(sizes, sizes) + (noise / spread) ** 2 * np.eye(len(sizes)), values)
+        self._weights = np.linalg.solve(likeness(sizes, sizes) + (noise / spread) ** 2 * np.eye(len(sizes)), values)
 
     def at(self, sizes: Sizes) -> Array:
         """Residual at each of `sizes`."""
-        values: Array = _likeness(sizes, self._sizes) @ self._weights
+        values: Array = likeness(sizes, self._sizes) @ self._weights
         return values
 
 
-def _likeness(a: Sizes, b: Sizes) -> Array:
+def likeness(a: Sizes, b: Sizes) -> Array:
     """Correlation of the residuals of two sets of steps (rows, columns)."""
     distance = (
         ((np.log2(a.batch)[:, None] - np.log2(b.batch)) / _OCTAVES) ** 2

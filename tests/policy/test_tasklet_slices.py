@@ -2,59 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import inf
-
 import pytest
 
 from core.policy import bind
-from core.policy.types import WHOLE, JobView, Layout, StepState, TaskletKind
-
-KINDS: tuple[TaskletKind, ...] = ("forward",) * 4 + ("head",) + ("backward",) * 4 + ("optimizer",)
-
-
-class Clockwork:
-    """A device whose decode step takes 6 ms and whose tasklets take the times given."""
-
-    stale = ""
-
-    def __init__(self, **tasklets: float) -> None:
-        self.tasklets = {"forward": 2.0, "head": 5.0, "backward": 3.0, "optimizer": 0.5} | tasklets
-
-    def decode_ms(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> float:
-        return 6.0
-
-    def decode_upper_ms(
-        self, layout: Layout, padded: int, kv_tokens: int, beside: TaskletKind | None, max_kv: int = 0
-    ) -> float:
-        return 6.0 if layout == WHOLE and beside is None else inf
-
-    def tasklet_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
-        return self.tasklets[kind]
-
-    def observe_step(self, *args: object, **named: object) -> bool:
-        return False
-
-    def observe_tasklet(self, *args: object, **named: object) -> None:
-        return None
-
-
-def state(**changes: object) -> StepState:
-    job = JobView("job", KINDS, tokens_per_tasklet=10.0)
-    base = StepState(
-        batch=8,
-        padded=8,
-        kv_tokens=4000,
-        max_kv=600,
-        waiting=0,
-        prefill_waiting=0,
-        slack_ms=(13.0,),
-        inflight_ms=0.0,
-        jobs=(job,),
-        free_pages=0,
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
-
+from core.policy.types import WHOLE
+from tests.policy.clockwork import Clockwork, state
 
 POLICY = bind("tasklet_slices")
 
@@ -69,9 +21,12 @@ def test_the_tightest_of_several_targets_counts() -> None:
     assert plan.after == 2
 
 
-def test_work_still_queued_is_taken_off_the_slack() -> None:
-    plan, _ = POLICY.plan(state(inflight_ms=3.0), Clockwork(), POLICY.MEMORY)
-    assert plan.after == 2
+def test_queued_work_costs_the_next_step_only_what_this_gap_takes_too_long() -> None:
+    plan, _ = POLICY.plan(state(inflight_ms=7.0), Clockwork(), POLICY.MEMORY)
+    assert plan.after == 3  # 7 + 6 = 13 is in time
+    early = state(inflight_ms=7.0, slack_ms=(15.0,), target_ms=(10.0,))  # a gap of 13 where 10 is the share
+    plan, _ = POLICY.plan(early, Clockwork(), POLICY.MEMORY)
+    assert plan.after == 3  # 15 - 3 - 6
 
 
 @pytest.mark.parametrize("slack", [6.0, 0.0, -4.0])
@@ -92,9 +47,7 @@ def test_pauses_and_says_why(changes: dict[str, object], word: str) -> None:
 
 
 def test_a_stale_predictor_pauses_with_its_reason() -> None:
-    device = Clockwork()
-    device.stale = "clock changed"
-    plan, _ = POLICY.plan(state(), device, POLICY.MEMORY)
+    plan, _ = POLICY.plan(state(), Clockwork(stale="clock changed"), POLICY.MEMORY)
     assert plan.after == 0 and plan.reason == "clock changed"
 
 
@@ -121,3 +74,13 @@ def test_an_idle_device_gets_a_bounded_run() -> None:
     idle = state(batch=0, padded=0, slack_ms=())
     plan, _ = POLICY.plan(idle, Clockwork(), POLICY.MEMORY)
     assert plan.after == 7  # 4 × 2 + 5 + 2 × 3 = 19 ms of the 20
+
+
+def test_without_a_target_a_slice_is_as_long_as_an_idle_run() -> None:
+    plan, _ = POLICY.plan(state(slack_ms=()), Clockwork(), POLICY.MEMORY)
+    assert plan.after == 7
+
+
+def test_a_step_of_unknown_size_gets_nothing() -> None:
+    plan, _ = POLICY.plan(state(), Clockwork(decode_ms=float("inf")), POLICY.MEMORY)
+    assert plan.after == 0 and "no prediction" in plan.reason

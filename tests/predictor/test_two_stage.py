@@ -1,0 +1,181 @@
+"""The predictor that runs: what it answers, how it learns, when it distrusts itself."""
+
+from __future__ import annotations
+
+import pickle
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.errors import Invalid
+from core.policy.types import WHOLE, Layout
+from core.predictor.two_stage import TwoStagePredictor
+from tests.predictor.synthetic import CAPTURED, LAYOUTS, SMS, TASKLETS, profile, step_ms
+
+FITTED = pickle.dumps(TwoStagePredictor(profile()))
+HALF, CONFINED = Layout("split", 64, 68), Layout("confined", 0, 68)
+SIZE = (32, 32 * 512)
+
+
+@pytest.fixture
+def predictor() -> TwoStagePredictor:
+    fresh: TwoStagePredictor = pickle.loads(FITTED)
+    return fresh
+
+
+def test_knows_the_layouts_of_its_profile_the_whole_device_first(predictor: TwoStagePredictor) -> None:
+    assert predictor.layouts[0] == WHOLE
+    assert set(predictor.layouts) == set(LAYOUTS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_predicts_a_step_alone(predictor: TwoStagePredictor, layout: Layout) -> None:
+    where = WHOLE if layout.kind == "confined" else layout  # nothing beside: decode has all SMs
+    assert predictor.decode_ms(layout, *SIZE) == pytest.approx(step_ms(where, *SIZE, beside=False), rel=0.01)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
+def test_bounds_a_step_beside_with_the_measured_p99_and_some_room_for_the_fit(
+    predictor: TwoStagePredictor, layout: Layout
+) -> None:
+    true = step_ms(layout, *SIZE, beside=True)
+    assert predictor.decode_upper_ms(layout, *SIZE, "forward") == pytest.approx(true * 1.05 * 1.03, rel=0.02)
+
+
+def test_a_tasklet_takes_longer_on_a_part_and_longer_still_next_to_decode(predictor: TwoStagePredictor) -> None:
+    assert predictor.tasklet_ms(WHOLE, "forward") == pytest.approx(TASKLETS["forward"] * 1.1, rel=0.02)
+    alone, beside = predictor.tasklet_ms(HALF, "forward"), predictor.tasklet_ms(HALF, "forward", *SIZE)
+    assert alone == pytest.approx(predictor.tasklet_ms(WHOLE, "forward") * SMS / 68, rel=0.02)
+    assert beside == pytest.approx(1.1 * alone, rel=0.05)
+
+
+def test_promises_nothing_that_was_not_measured(predictor: TwoStagePredictor) -> None:
+    unknown = Layout("split", 16, 116)
+    assert predictor.decode_upper_ms(unknown, *SIZE, "forward") == inf
+    assert predictor.decode_upper_ms(unknown, *SIZE, None) == inf
+    assert predictor.decode_upper_ms(WHOLE, *SIZE, "forward") == inf
+    assert predictor.tasklet_ms(unknown, "forward", *SIZE) == inf
+    assert predictor.decode_upper_ms(WHOLE, 129, 1000, None) == inf
+    assert predictor.decode_upper_ms(WHOLE, 8, 10**9, None) == inf
+    assert predictor.decode_upper_ms(WHOLE, 8, 1000, None, 10**6) == inf
+
+
+def test_a_profile_without_tasklets_on_the_whole_device_is_refused() -> None:
+    body = profile()
+    parts = tuple(tasklet for tasklet in body.tasklets if tasklet.layout != WHOLE)
+    with pytest.raises(Invalid, match="forward"):
+        TwoStagePredictor(body.model_copy(update={"tasklets": parts}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(LAYOUTS), st.integers(1, CAPTURED[-1]), st.integers(1, 131_072), st.integers(0, CAPTURED[-1]),
+    st.integers(0, 131_072), st.lists(st.floats(0.8, 1.3), max_size=5),
+)  # fmt: skip
+def test_a_prediction_never_falls_when_the_load_grows_whatever_was_learnt(
+    layout: Layout, batch: int, kv: int, more_batch: int, more_kv: int, learnt: list[float]
+) -> None:
+    predictor: TwoStagePredictor = pickle.loads(FITTED)
+    for ratio in learnt:
+        predictor.observe_step(layout, *SIZE, ratio * predictor.decode_ms(layout, *SIZE))
+    larger = predictor.decode_ms(layout, min(batch + more_batch, CAPTURED[-1]), min(kv + more_kv, 131_072))
+    assert larger >= predictor.decode_ms(layout, batch, kv) - 1e-9
+
+
+def test_learns_what_the_profile_got_wrong_about_a_partition_and_leaves_the_others(
+    predictor: TwoStagePredictor,
+) -> None:
+    before = predictor.decode_ms(WHOLE, *SIZE)
+    for _ in range(100):
+        predictor.observe_step(HALF, *SIZE, 1.04 * step_ms(HALF, *SIZE, beside=True), "forward")
+    bound = predictor.decode_upper_ms(HALF, *SIZE, "forward")
+    assert bound == pytest.approx(1.04 * step_ms(HALF, *SIZE, beside=True), rel=0.03)
+    assert predictor.decode_ms(WHOLE, *SIZE) == pytest.approx(before, rel=0.005)
+
+
+def test_a_slower_device_is_told_from_one_partition_and_holds_for_all(predictor: TwoStagePredictor) -> None:
+    beside = step_ms(HALF, *SIZE, beside=True)
+    before = predictor.decode_ms(WHOLE, *SIZE)
+    for _ in range(100):
+        predictor.observe_step(HALF, *SIZE, beside, "forward")
+    for _ in range(100):
+        predictor.observe_step(HALF, *SIZE, 1.3 * beside, "forward")
+    assert predictor.decode_ms(WHOLE, *SIZE) / before > 1.12
+
+
+def test_counts_a_step_over_its_bound_as_a_miss(predictor: TwoStagePredictor) -> None:
+    bound = predictor.decode_upper_ms(HALF, *SIZE, "forward")
+    assert not predictor.observe_step(HALF, *SIZE, 0.999 * bound, "forward")
+    bound = predictor.decode_upper_ms(HALF, *SIZE, "forward")
+    assert predictor.observe_step(HALF, *SIZE, 1.001 * bound, "forward")
+
+
+def test_one_step_in_a_hundred_outlasts_its_bound_however_layouts_are_chosen(predictor: TwoStagePredictor) -> None:
+    random = np.random.default_rng(11)
+    missed = []
+    for n in range(12_000):
+        layout = min(  # the winner's curse: whatever is bounded lowest, of layouts that are alike
+            (HALF, CONFINED), key=lambda at: predictor.decode_upper_ms(at, *SIZE, "forward") / step_ms(at, *SIZE, True)
+        )
+        ms = step_ms(layout, *SIZE, beside=True) * (1 + 0.02 * float(random.standard_exponential()))
+        if n >= 2000:
+            missed.append(predictor.observe_step(layout, *SIZE, ms, "forward"))
+        else:
+            predictor.observe_step(layout, *SIZE, ms, "forward")
+    assert 0.007 <= np.mean(missed) <= 0.013
+
+
+def test_a_sudden_slowdown_makes_it_stale_with_a_reason_and_learning_makes_it_fresh(
+    predictor: TwoStagePredictor,
+) -> None:
+    beside, random = step_ms(HALF, *SIZE, beside=True), np.random.default_rng(2)
+    stale = []
+    for n in range(700):
+        noise = 1 + 0.01 * float(random.standard_exponential())
+        predictor.observe_step(HALF, *SIZE, beside * noise * (1.5 if n >= 300 else 1.0), "forward")
+        stale.append(predictor.stale)
+    assert not any(stale[:300])
+    assert "outlasted" in stale[306]
+    assert not any(stale[-100:])
+
+
+def test_distrust_comes_with_its_reason_and_goes_with_twenty_steps_that_hold(predictor: TwoStagePredictor) -> None:
+    predictor.distrust("the clock went from 1980 to 1200 MHz")
+    for _ in range(19):
+        predictor.observe_step(WHOLE, *SIZE, step_ms(WHOLE, *SIZE, beside=False))
+    assert "MHz" in predictor.stale
+    predictor.observe_step(WHOLE, *SIZE, step_ms(WHOLE, *SIZE, beside=False))
+    assert predictor.stale == ""
+
+
+def test_a_bound_that_was_raised_once_is_forgotten_when_its_layout_does_not_run(predictor: TwoStagePredictor) -> None:
+    beside = step_ms(HALF, *SIZE, beside=True)
+    for n in range(40):
+        predictor.observe_step(HALF, *SIZE, (1.5 if n == 20 else 1.0) * beside, "forward")
+    assert predictor.decode_upper_ms(HALF, *SIZE, "forward") > 1.4 * beside
+    for _ in range(4000):
+        predictor.observe_step(WHOLE, *SIZE, step_ms(WHOLE, *SIZE, beside=False))
+    assert predictor.decode_upper_ms(HALF, *SIZE, "forward") < 1.15 * beside
+
+
+def test_a_kind_that_was_measured_by_itself_has_its_own_fit() -> None:
+    body = profile()
+    heavy = tuple(
+        point.model_copy(update={"beside": "backward", "ms": 1.2 * point.ms, "p99_ms": 1.2 * point.p99_ms})
+        for point in body.points
+        if point.beside
+    )
+    predictor = TwoStagePredictor(body.model_copy(update={"points": (*body.points, *heavy)}))
+    forward = predictor.decode_upper_ms(HALF, *SIZE, "forward")
+    assert predictor.decode_upper_ms(HALF, *SIZE, "backward") == pytest.approx(1.2 * forward, rel=0.03)
+    assert predictor.decode_upper_ms(HALF, *SIZE, "head") == pytest.approx(forward, rel=1e-6)
+
+
+def test_tasklet_times_are_corrected_too(predictor: TwoStagePredictor) -> None:
+    for _ in range(600):
+        predictor.observe_tasklet(WHOLE, "forward", 2 * TASKLETS["forward"])
+    assert predictor.tasklet_ms(WHOLE, "forward") == pytest.approx(2 * TASKLETS["forward"], rel=0.02)
+    predictor.observe_tasklet(Layout("split", 8, 124), "forward", 1.0)  # without a fit: not an error
