@@ -6,12 +6,14 @@ from collections import deque
 
 import streamlit as st
 
-from core.api.schemas import Dataset, Engine, JobLogLine, JobMetric, Live, TelemetryPoint
+from app.ui.paging import every
+from core.api.schemas import Adapter, Dataset, Engine, JobLogLine, JobMetric, Live, TelemetryPoint
 from core.client import Client
 from core.config import Settings
 
 REFRESH_S = 1.0
 """Seconds between two refreshes of a live figure."""
+_PAGE = 500
 
 
 @st.cache_resource(show_spinner=False)
@@ -45,8 +47,13 @@ def forget() -> None:
 
 
 def all_datasets() -> list[Dataset]:
-    """The newest data sets, as many as a page of the API holds."""
-    return client().datasets().items
+    """Every data set, newest first."""
+    return every(lambda cursor: client().datasets(_PAGE, cursor))
+
+
+def all_adapters() -> list[Adapter]:
+    """Every adapter, by name."""
+    return every(lambda cursor: client().adapters(_PAGE, cursor))
 
 
 def engine() -> Engine:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import streamlit as st
 from pydantic import ValidationError
 
-from app.ui.data import all_datasets, client, engine, live, settings
+from app.ui.data import all_adapters, all_datasets, client, engine, live, settings
 from app.ui.page import attempt, reading, show_faults, teach
 from app.ui.text import number, plain, span
 from core.api.schemas import Adapter, Dataset, Job, JobCreate, LoraBody
@@ -208,7 +208,7 @@ def draw(*, renew: bool = True) -> None:
     if renew and st.session_state.get(_FORM, {"opened": True})["opened"]:
         st.session_state[_FORM] = {"id": uuid.uuid4().hex, "job": None, "opened": False}
     with reading("data sets and adapters"):
-        datasets, adapters = all_datasets(), client().adapters().items
+        datasets, adapters = all_datasets(), all_adapters()
         limit, now = rank_limit(), live()
     if not datasets:
         teach(
@@ -253,10 +253,16 @@ def draw(*, renew: bool = True) -> None:
         fields |= _expert(values_of(preset), limit, shaped=fields["start"] is not None)
     chosen = next((dataset for dataset in datasets if dataset.name == fields["dataset"]), None)
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.button("Submit job", type="primary", icon=":material/send:", key="submit_job", on_click=submit)
+        pressed = st.button("Submit job", type="primary", icon=":material/send:", key="submit_job")
         if chosen is not None:
             tokens_s = now.window.finetune_tokens_s if now.window else 0.0
             st.markdown(f":gray[{plain(estimate(chosen, fields, settings().finetune.micro_batch_tokens, tokens_s))}]")
+    if pressed:
+        with st.spinner("Checking every row against the job's lengths …"):
+            submit()
+        form = st.session_state[_FORM]
+        if form["job"] is not None and not form["opened"]:
+            st.rerun()
     show_faults("job_form")
 
 

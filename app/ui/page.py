@@ -38,7 +38,8 @@ def show_fault(fault: Fault) -> None:
 def attempt(action: str, call: Callable[[], object], done: str | None = None, *, place: str = "page") -> bool:
     """Run an action; its error is kept for `show_faults(place)`, its success is told in passing. True on success.
 
-    Meant for callbacks of buttons, which run before the page is drawn.
+    Between the start of `call` and its end nothing of Streamlit is touched, so that a second press, which ends the run
+    of the first at its next touch, never cuts an action in two.
     """
     faults = st.session_state.setdefault(_FAULTS, {})
     try:

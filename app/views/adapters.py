@@ -11,6 +11,7 @@ import streamlit as st
 
 from app.ui.data import client, engine, settings
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
+from app.ui.paging import ROWS, leaf_through
 from app.ui.states import badge
 from app.ui.table import Cell, Column, Row, Tone, cell, table
 from app.ui.text import number, plain, size, when
@@ -110,10 +111,14 @@ def show_upload() -> None:
                 st.warning(plain(check.reason or f"The name {name} is taken."), icon=":material/edit:")
                 agreed = st.checkbox("Store it as a new version of that adapter", key="adapter_new_version")
                 fault = None if agreed else "taken"
-        st.button(
-            "Upload and check", type="primary", icon=":material/upload:", key="adapter_upload", on_click=upload,
+        if st.button(
+            "Upload and check", type="primary", icon=":material/upload:", key="adapter_upload",
             disabled=fault is not None,
-        )  # fmt: skip
+        ):  # fmt: skip
+            with st.spinner("Sending the adapter; it is checked against the served model …"):
+                upload()
+            if token["made"]:
+                st.rerun()
     show_faults("upload")
     with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
         elsewhere(_CLI, _HTTP)
@@ -237,13 +242,13 @@ def detail(adapter: Adapter) -> None:
 
 def listing() -> None:
     """All adapters beside the upload form."""
-    with reading("the adapters"):
-        adapters = client().adapters().items
     left, right = st.columns([2, 1], gap="large")
     with right:
         st.markdown("**Upload**")
         show_upload()
     with left:
+        with reading("the adapters"):
+            adapters = leaf_through("adapters", lambda cursor: client().adapters(ROWS, cursor))
         if not adapters:
             teach(
                 "No adapter yet",

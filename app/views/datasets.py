@@ -9,6 +9,7 @@ import streamlit as st
 
 from app.ui.data import client, settings
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
+from app.ui.paging import ROWS, leaf_through
 from app.ui.report import show_findings, verdict
 from app.ui.rows import show_packed, show_rows
 from app.ui.table import Column, Row, cell, table
@@ -95,10 +96,14 @@ def show_upload() -> None:
             st.caption("Usual names are found by themselves. Where the file has others, say which column is what.")
             for role in _COLUMN_ROLES:
                 st.text_input(f"Column of the {role}", key=f"column_{role}", placeholder="found by its usual name")
-        st.button(
-            "Upload and check", type="primary", icon=":material/upload:", key="dataset_upload", on_click=upload,
+        if st.button(
+            "Upload and check", type="primary", icon=":material/upload:", key="dataset_upload",
             disabled=fault is not None,
-        )  # fmt: skip
+        ):  # fmt: skip
+            with st.spinner("Sending the file; every row is checked …"):
+                upload()
+            if token["made"]:
+                st.rerun()
     show_faults("upload")
     with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
         elsewhere(_CLI, _HTTP)
@@ -125,7 +130,7 @@ def show_packing(dataset: Dataset) -> None:
             "Longest row, tokens", 16, 65536, None, key="packed_longest", persist_state="session", width=190,
             placeholder="micro-batch",
         )  # fmt: skip
-    with reading("the packed batch"):
+    with reading("the packed batch"), st.spinner("Tokenising …"):
         preview = client().dataset_packed(dataset.id, int(tokens), sequence_length=longest)
     show_packed(preview)
 
@@ -196,13 +201,13 @@ def detail(dataset: Dataset) -> None:
 
 def listing() -> None:
     """All data sets beside the upload form."""
-    with reading("the data sets"):
-        datasets = client().datasets().items
     left, right = st.columns([2, 1], gap="large")
     with right:
         st.markdown("**Upload**")
         show_upload()
     with left:
+        with reading("the data sets"):
+            datasets = leaf_through("datasets", lambda cursor: client().datasets(ROWS, cursor))
         if not datasets:
             teach(
                 "No data set yet",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import streamlit as st
 
 from app.ui import job_detail, job_form
 from app.ui.data import client
 from app.ui.page import heading, reading, teach
+from app.ui.paging import ROWS, leaf_through
 from app.ui.states import progress_cell, state_cell
 from app.ui.table import Cell, Column, Row, cell, table
 from app.ui.text import number
@@ -19,8 +20,6 @@ _COLUMNS = [
     Column("Data set", wide=True), Column("Adapter", wide=True), Column("Priority", end=True, wide=True),
     Column("Submitted", "time", wide=True),
 ]  # fmt: skip
-_PAGE_ROWS = 50
-_PAGES = "_job_pages"
 
 
 def row(job: Job) -> Row:
@@ -40,31 +39,16 @@ def row(job: Job) -> Row:
     )
 
 
-def newer() -> None:
-    st.session_state[_PAGES].pop()
-
-
-def older(cursor: str) -> None:
-    st.session_state[_PAGES].append(cursor)
-
-
 @st.fragment(run_every="2s")
 def queue() -> None:
     """The jobs of the chosen state, newest first, a page at a time."""
     states = ["all", *get_args(JobState)]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox("State", states, key="state", bind="query-params", width=180)
-        pages: list[str | None] = st.session_state.setdefault(_PAGES, [None])
-        if st.session_state.get("_job_pages_of") != chosen:
-            pages[:] = [None]
-            st.session_state["_job_pages_of"] = chosen
+        state: Any = None if chosen == "all" else chosen
         with reading("the jobs"):
-            answer = client().jobs(None if chosen == "all" else chosen, _PAGE_ROWS, pages[-1])
-        if len(pages) > 1:
-            st.button("Newer", icon=":material/chevron_left:", key="newer", on_click=newer)
-        if answer.next:
-            st.button("Older", icon=":material/chevron_right:", key="older", on_click=older, args=(answer.next,))
-    if not answer.items:
+            jobs = leaf_through("jobs", lambda cursor: client().jobs(state, ROWS, cursor), of=chosen)
+    if not jobs:
         if chosen != "all":
             st.caption(f"No job is {chosen}.")
             return
@@ -77,7 +61,7 @@ def queue() -> None:
             '  -d \'{"dataset": "my-rows", "adapter_name": "support-bot"}\'',
         )
         return
-    pressed = table(_COLUMNS, [row(job) for job in answer.items], key="queue")
+    pressed = table(_COLUMNS, [row(job) for job in jobs], key="queue")
     if pressed:
         st.query_params["job"] = pressed
         st.rerun()

@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from app.ui.conversation import Conversation, Turn
-from app.ui.data import client, engine
+from app.ui.data import all_adapters, client, engine
 from app.ui.page import Fault, heading, reading, show_fault, teach
 from app.ui.text import ms, number, plain
 
@@ -119,7 +119,7 @@ def choose(deployed: list[str]) -> dict[str, str]:
 
 heading("Playground", "The base model and an adapter, asked the same. Jobs train on meanwhile, within the target.")
 with reading("the engine and its adapters"):
-    served, adapters = engine(), client().adapters().items
+    served, adapters = engine(), all_adapters()
 if served.state != "ready":
     teach(
         "The engine does not serve now",
