@@ -4,6 +4,7 @@ mark, one to finetuning when it is under a low mark. The prototype has 40 and 30
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from core.policy.fit import NO_MEMORY, blocked, idle, keep_busy, retreat, splits
 from core.policy.shares import NO_SHARES, Shares, charge, next_job
@@ -59,9 +60,14 @@ def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = 
 def _notch(state: StepState, predictor: Predictor, job: JobView, notch: int, knobs: Knobs) -> int:
     parts = splits(state.layouts)
     notch = min(notch, len(parts))
-    layout, kind = (parts[-notch], job.tasklets[0]) if notch and job.tasklets else (WHOLE, None)
-    step = predictor.decode_upper_ms(layout, state.padded, state.kv_tokens, kind, state.max_kv)
-    slack = min(state.slack_ms, default=float("inf"))
+    slack = min(state.slack_ms, default=inf)
+    step = _step_ms(state, predictor, job, notch)
     if step > knobs.high * slack:
         return max(0, notch - 1)
-    return min(len(parts), notch + 1) if step < knobs.low * slack else notch
+    up = notch < len(parts) and step < knobs.low * slack and _step_ms(state, predictor, job, notch + 1) < inf
+    return notch + up
+
+
+def _step_ms(state: StepState, predictor: Predictor, job: JobView, notch: int) -> float:
+    layout, kind = (splits(state.layouts)[-notch], job.tasklets[0]) if notch and job.tasklets else (WHOLE, None)
+    return predictor.decode_upper_ms(layout, state.padded, state.kv_tokens, kind, state.max_kv)

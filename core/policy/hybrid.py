@@ -97,7 +97,7 @@ def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = 
         unit = predictor.tasklet_ms(WHOLE, job.tasklets[0])
         if age < knobs.hold:
             ways = _ways(state, predictor, best, job.tasklets[0], unit, squeeze, knobs.gain)
-        if age >= knobs.hold or (len(best) > 1 and not ways):
+        if age >= knobs.hold or (len(best) != 1 and not ways):
             ways = _ways(state, predictor, state.layouts, job.tasklets[0], unit, squeeze, knobs.gain)
             ways.sort(reverse=True)
             best, age = (WHOLE, *[way.layout for way in ways[: knobs.few] if way.layout != WHOLE]), 0
