@@ -135,7 +135,9 @@ def test_losses_in_the_engine_are_those_of_a_plain_loop(engine: Engine, captain:
     assert losses[5] < losses[0]
 
 
-def test_the_adapter_predicts_the_data_set_better_than_the_base_model(engine: Engine, trained: Path, captain: Path) -> None:
+def test_the_adapter_predicts_the_data_set_better_than_the_base(
+    engine: Engine, trained: Path, captain: Path
+) -> None:
     rows = packing.load_encoded(captain, tokenizer.load(engine.model))[:10]
     model = AutoModelForCausalLM.from_pretrained(engine.model, dtype=torch.float32).eval()
 
