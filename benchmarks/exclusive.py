@@ -1,6 +1,6 @@
 """Finetuning alone on one GPU: our captured trainer against the loops that people run, on one shape and the same data.
 
-    python -m benchmarks.exclusive [--trainers harli,peft-fp32,peft-bf16,compiled,liger] [--seconds 4]
+    python -m benchmarks.exclusive [--trainers harli,liger] [--seconds 4]
 
 LoRA of rank 16 on all linear layers of a Llama-3-8B-shaped model with random bf16 weights, AdamW, every token trained.
 A batch of rows x sequence length tokens is one micro-batch and one optimizer step. The others are Hugging Face + peft
@@ -10,7 +10,8 @@ Liger's kernels.
 mfu counts what the update needs and nothing that is done twice: per token 4 FLOP for each element of the layers' and
 the head's matrices (forward, and the gradient of the input; frozen weights have none of their own) and 6 x sequence
 length x query width a layer for causal attention, over the data sheet's dense bf16 rate of an H200, 989 TFLOP/s.
-peak_gib is what torch allocated at most, the model's weights (15.0 GiB) included.
+peak_gib is what torch allocated at most, the model's weights (15.0 GiB) included. Long runs of matrix products are
+bound by the power that the card may draw; the row of the products alone shows by how much.
 """
 
 from __future__ import annotations
@@ -146,6 +147,41 @@ def harli(served: RandomServed, model: PreTrainedModel, seconds: float) -> Itera
         torch.cuda.empty_cache()
 
 
+def products(served: RandomServed, model: PreTrainedModel, seconds: float) -> Iterator[tuple[int, int, float]]:
+    """The step's large matrix products and nothing else, in graphs: how fast this chip, at its power limit, could be."""
+    weights = FusedWeights.of(served, model)
+    for rows, sequence in SIZES:
+        torch.cuda.reset_peak_memory_stats()
+        tokens, stream, graph = rows * sequence, torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        width = weights.shape.intermediate
+        wide = torch.randn(tokens, 2 * width, device="cuda", dtype=torch.bfloat16)
+        chunk = tokens // 4
+
+        def product(matrix: torch.Tensor, columns: int, part: int = 0, wide: torch.Tensor = wide) -> None:
+            count = part or len(wide)
+            left = wide.view(-1)[: count * columns].view(count, columns)
+            torch.mm(left, matrix)
+
+        def all_products(weights: FusedWeights = weights, chunk: int = chunk) -> None:
+            for number, layer in enumerate(weights.layers):
+                for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
+                    product(matrix.t(), matrix.shape[1])
+                    if number > 0 or matrix is not layer.qkv:
+                        product(matrix, matrix.shape[0])
+            for _ in range(4):
+                product(weights.head.t(), weights.head.shape[1], chunk)
+                torch.mm(wide.view(-1)[: chunk * weights.head.shape[0]].view(chunk, -1), weights.head)
+
+        with torch.cuda.stream(stream):
+            all_products()
+            stream.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                all_products()
+            yield rows, sequence, measured(graph.replay, seconds)
+        del graph
+        torch.cuda.empty_cache()
+
+
 def peft_loop(
     model: PreTrainedModel, seconds: float, *, fp32_adapters: bool, compiled: bool
 ) -> Iterator[tuple[int, int, float]]:
@@ -188,6 +224,7 @@ def liger() -> None:
 
 
 TRAINERS: dict[str, str] = {
+    "products": "none: the step's large matrix products alone",
     "harli": "Harli, captured tasklets",
     "peft-fp32": "Hugging Face + peft, fp32 adapters (peft's default)",
     "peft-bf16": "Hugging Face + peft, bf16 adapters",
@@ -206,8 +243,8 @@ def main() -> None:
         if name == "liger":  # last: it changes transformers' classes for good
             liger()
         served, model = served_and_model()
-        if name == "harli":
-            runs = harli(served, model, arguments.seconds)
+        if name in ("harli", "products"):
+            runs = (harli if name == "harli" else products)(served, model, arguments.seconds)
         else:
             runs = peft_loop(
                 model, arguments.seconds, fp32_adapters=name == "peft-fp32", compiled=name == "compiled"

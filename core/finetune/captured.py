@@ -138,6 +138,8 @@ class CapturedTrainer:
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=stream, pool=pool, capture_error_mode="thread_local"):
                     self._fused.run(work)
+                # The first launch of a graph uploads it, which must not happen on the step path.
+                graph.replay()
                 graphs[work] = graph
         torch.cuda.current_stream(self._device).wait_stream(stream)
         return graphs

@@ -65,43 +65,39 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tenso
 
 
 @triton.jit
-def _rms_norm_backward(
-    gradient, t, a, x, weight, rstd, residual, out, normed, M,
-    H: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, RESIDUAL: tl.constexpr, NORMED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+def _add_lora_back(
+    gradient, t, a, M, N,
+    R: tl.constexpr, RP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    in_m = m < M
-    scale = tl.load(rstd + m, mask=in_m, other=0.0)
-    total = tl.zeros([BM], tl.float32)
-    for begin in range(0, H, BN):
-        n = begin + tl.arange(0, BN)
-        in_n = n < H
-        inside = in_m[:, None] & in_n[None]
-        at = m[:, None] * H + n[None]
-        above = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
-        if R > 0:
-            above += _lora_back(t, a, H, m, n, in_m, in_n, R, RP)
-        w = tl.load(weight + n, mask=in_n, other=0.0).to(tl.float32)
-        scaled = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[:, None]
-        total += tl.sum(above * w[None] * scaled, 1)
-    mean = total / H
-    for begin in range(0, H, BN):
-        n = begin + tl.arange(0, BN)
-        in_n = n < H
-        inside = in_m[:, None] & in_n[None]
-        at = m[:, None] * H + n[None]
-        above = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
-        if R > 0:
-            above += _lora_back(t, a, H, m, n, in_m, in_n, R, RP)
-        w = tl.load(weight + n, mask=in_n, other=0.0).to(tl.float32)
-        scaled = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[:, None]
-        value = scale[:, None] * (above * w[None] - scaled * mean[:, None])
-        if RESIDUAL:
-            value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
-        if NORMED:
-            tl.store(normed + at, (scaled * w[None]).to(normed.dtype.element_ty), mask=inside)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    in_m, in_n = m < M, n < N
+    inside = in_m[:, None] & in_n[None]
+    at = gradient + m[:, None] * N + n[None]
+    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    value += _lora_back(t, a, N, m, n, in_m, in_n, R, RP)
+    tl.store(at, value.to(gradient.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rms_norm_backward(
+    gradient, x, weight, rstd, residual, out, normed,
+    H: tl.constexpr, RESIDUAL: tl.constexpr, NORMED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    h = tl.arange(0, BLOCK)
+    inside = h < H
+    at = row * H + h
+    scale = tl.load(rstd + row)
+    w = tl.load(weight + h, mask=inside, other=0.0).to(tl.float32)
+    scaled = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale
+    inner = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * w
+    value = scale * (inner - scaled * (tl.sum(inner * scaled) / H))
+    if RESIDUAL:
+        value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+    if NORMED:
+        tl.store(normed + at, (scaled * w).to(normed.dtype.element_ty), mask=inside)
 
 
 def rms_norm_backward(
@@ -116,16 +112,19 @@ def rms_norm_backward(
 ) -> None:
     """See `kernels_torch.rms_norm_backward`."""
     rows, width = x.shape
-    t, a = lora if lora is not None else (gradient, gradient)
-    rank = t.shape[1] if lora is not None else 0
-    _rms_norm_backward[(triton.cdiv(rows, 16),)](
-        gradient, t, a, x, weight, rstd,
+    if lora is not None:
+        t, a = lora
+        rank = t.shape[1]
+        _add_lora_back[(triton.cdiv(width, 128), triton.cdiv(rows, 64))](
+            gradient, t, a, rows, width, R=rank, RP=_rank_block(rank), BM=64, BN=128, num_warps=4
+        )
+    _rms_norm_backward[(rows,)](
+        gradient, x, weight, rstd,
         residual if residual is not None else gradient,
         out,
         normed if normed is not None else gradient,
-        rows,
-        H=width, R=rank, RP=_rank_block(rank), RESIDUAL=residual is not None, NORMED=normed is not None,
-        BM=16, BN=min(512, triton.next_power_of_2(width)), num_warps=8,
+        H=width, RESIDUAL=residual is not None, NORMED=normed is not None,
+        BLOCK=triton.next_power_of_2(width), num_warps=8,
     )  # fmt: skip
 
 
@@ -161,7 +160,7 @@ def project(x: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
     rank = _rank_block(out.shape[1])
     _project[(triton.cdiv(rows, 16), 1)](
         x, a, out, rows, width, width, width, width, 1, width, out.shape[1],
-        R=out.shape[1], RP=rank, BM=16, BK=256 if rank <= 32 else 128, num_warps=4, num_stages=4,
+        R=out.shape[1], RP=rank, BM=16, BK=256, num_warps=4, num_stages=6 if rank <= 32 else 4,
     )  # fmt: skip
 
 
@@ -208,12 +207,11 @@ def _accumulate_launch(
     strides: tuple[int, int],
 ) -> None:
     rows, width = x.shape
-    block = 32 if width < 8192 else 64
-    block = min(block, gcd(*sections) & -gcd(*sections))  # a block lies in one section
+    block = min(64, gcd(*sections) & -gcd(*sections))  # a block lies in one section
     ends = [sum(sections[: n + 1]) for n in range(2)]
     _accumulate[(triton.cdiv(width, block),)](
         x, t, gradient, rows, width, *ends, t.shape[1], *strides,
-        R=rank, RP=_rank_block(rank), BM=128, BN=block, num_warps=4, num_stages=4,
+        R=rank, RP=_rank_block(rank), BM=64, BN=block, num_warps=4, num_stages=6 if rank <= 32 else 4,
     )  # fmt: skip
 
 
@@ -235,8 +233,8 @@ def _add_residual(
     base, xa, b, residual, out, M, N,
     R: tl.constexpr, RP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
     in_m, in_n = m < M, n < N
     inside = in_m[:, None] & in_n[None]
     at = m[:, None] * N + n[None]
@@ -252,7 +250,7 @@ def add_residual(
     """See `kernels_torch.add_residual`."""
     rows, width = base.shape
     rank = xa.shape[1]
-    _add_residual[(triton.cdiv(rows, 64), triton.cdiv(width, 128))](
+    _add_residual[(triton.cdiv(width, 128), triton.cdiv(rows, 64))](
         base, xa, b, residual, out, rows, width, R=rank, RP=_rank_block(rank), BM=64, BN=128, num_warps=4
     )
 
@@ -272,8 +270,8 @@ def _rotate_qkv(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, R: tl.constexpr, RP: tl.constexpr,
     BIAS: tl.constexpr, NORMS: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    head = tl.program_id(1)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    head = tl.program_id(0)
     section = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
     half = tl.arange(0, HALF)
     n1 = head * 2 * HALF + half
@@ -324,7 +322,7 @@ def rotate_qkv(
     half, rank = cosine.shape[1], b.shape[1]
     heads, kv_heads = sections[0] // (2 * half), sections[1] // (2 * half)
     q_norm, k_norm, eps = norms if norms is not None else (base, base, 0.0)
-    _rotate_qkv[(triton.cdiv(rows, 64), heads + 2 * kv_heads)](
+    _rotate_qkv[(heads + 2 * kv_heads, triton.cdiv(rows, 64))](
         base, bias if bias is not None else base, xa, b, q_norm, k_norm, eps, cosine, sine, out,
         raw if raw is not None else base, rows, width,
         HEADS=heads, KV_HEADS=kv_heads, HALF=half, R=rank, RP=_rank_block(rank),
@@ -337,8 +335,8 @@ def _rotate_qkv_backward(
     gradient, raw, q_norm, k_norm, eps, cosine, sine, M, N,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORMS: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    head = tl.program_id(1)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    head = tl.program_id(0)
     half = tl.arange(0, HALF)
     inside = (m < M)[:, None]
     at = m[:, None] * N + head * 2 * HALF + half[None]
@@ -379,7 +377,7 @@ def rotate_qkv_backward(
     half = cosine.shape[1]
     heads, kv_heads = sections[0] // (2 * half), sections[1] // (2 * half)
     q_norm, k_norm, eps = norms if norms is not None else (gradient, gradient, 0.0)
-    _rotate_qkv_backward[(triton.cdiv(rows, 64), heads + kv_heads)](
+    _rotate_qkv_backward[(heads + kv_heads, triton.cdiv(rows, 64))](
         gradient, raw if raw is not None else gradient, q_norm, k_norm, eps, cosine, sine, rows, width,
         HEADS=heads, KV_HEADS=kv_heads, HALF=half, NORMS=norms is not None, BM=64, num_warps=4,
     )  # fmt: skip
@@ -390,8 +388,8 @@ def _swiglu(
     gate_up, xa, b, out, M, N,
     R: tl.constexpr, RP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
     in_m, in_n = m < M, n < N
     inside = in_m[:, None] & in_n[None]
     at = m[:, None] * (2 * N) + n[None]
@@ -407,8 +405,8 @@ def swiglu(gate_up: torch.Tensor, xa: torch.Tensor, b: torch.Tensor, out: torch.
     """See `kernels_torch.swiglu`."""
     rows, width = out.shape
     rank = b.shape[1]
-    _swiglu[(triton.cdiv(rows, 64), triton.cdiv(width, 128))](
-        gate_up, xa, b, out, rows, width, R=rank, RP=_rank_block(rank), BM=64, BN=128, num_warps=8
+    _swiglu[(triton.cdiv(width, 64), triton.cdiv(rows, 64))](
+        gate_up, xa, b, out, rows, width, R=rank, RP=_rank_block(rank), BM=64, BN=64, num_warps=4
     )
 
 
@@ -417,8 +415,8 @@ def _swiglu_backward(
     gate_up, xa, b, act, t, a, gradient, M, N,
     R: tl.constexpr, RP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
     in_m, in_n = m < M, n < N
     inside = in_m[:, None] & in_n[None]
     at = m[:, None] * (2 * N) + n[None]
@@ -449,8 +447,8 @@ def swiglu_backward(
     """See `kernels_torch.swiglu_backward`."""
     rows, width = act.shape
     rank = b.shape[1]
-    _swiglu_backward[(triton.cdiv(rows, 64), triton.cdiv(width, 128))](
-        gate_up, xa, b, act, t, a, gradient, rows, width, R=rank, RP=_rank_block(rank), BM=64, BN=128, num_warps=8
+    _swiglu_backward[(triton.cdiv(width, 64), triton.cdiv(rows, 64))](
+        gate_up, xa, b, act, t, a, gradient, rows, width, R=rank, RP=_rank_block(rank), BM=64, BN=64, num_warps=4
     )
 
 
@@ -504,9 +502,9 @@ def attention(
     """See `kernels_torch.attention`."""
     rows, width = qkv.shape
     heads, kv_heads = sections[0] // dim, sections[1] // dim
-    _attention[(triton.cdiv(rows, 128), heads)](
+    _attention[(triton.cdiv(rows, 64), heads)](
         qkv, starts, out, lse, dim**-0.5, rows, width,
-        HEADS=heads, KV_HEADS=kv_heads, D=dim, BM=128, BN=64, num_warps=8, num_stages=3,
+        HEADS=heads, KV_HEADS=kv_heads, D=dim, BM=64, BN=64, num_warps=4, num_stages=3,
     )  # fmt: skip
 
 
@@ -515,8 +513,8 @@ def _attention_gradient(
     gradient, t, a, out, delta, M,
     HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    head = tl.program_id(1)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    head = tl.program_id(0)
     n = head * D + tl.arange(0, D)
     in_m = m < M
     at = m[:, None] * (HEADS * D) + n[None]
@@ -617,17 +615,17 @@ def attention_backward(
     heads, kv_heads = sections[0] // dim, sections[1] // dim
     t, a = lora
     sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "D": dim}
-    _attention_gradient[(triton.cdiv(rows, 64), heads)](
+    _attention_gradient[(heads, triton.cdiv(rows, 64))](
         gradient, t, a, out, delta, rows,
         HEADS=heads, D=dim, R=t.shape[1], RP=_rank_block(t.shape[1]), BM=64, num_warps=4,
     )  # fmt: skip
-    _attention_backward_q[(triton.cdiv(rows, 128), heads)](
+    _attention_backward_q[(triton.cdiv(rows, 64), heads)](
         qkv, starts, gradient, lse, delta, result, dim**-0.5, rows, width, **sizes,
-        BM=128, BN=64, num_warps=8, num_stages=2,
+        BM=64, BN=64, num_warps=4, num_stages=2,
     )  # fmt: skip
-    _attention_backward_kv[(triton.cdiv(rows, 128), kv_heads)](
+    _attention_backward_kv[(triton.cdiv(rows, 64), kv_heads)](
         qkv, starts, ends, gradient, lse, delta, result, dim**-0.5, rows, width, **sizes,
-        BM=64, BN=128, num_warps=8, num_stages=2,
+        BM=64, BN=64, num_warps=4, num_stages=2,
     )  # fmt: skip
 
 
@@ -665,8 +663,8 @@ def _cross_entropy(logits, targets, factor, losses, V, IGNORED: tl.constexpr, BL
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, factor: torch.Tensor, losses: torch.Tensor) -> None:
     """See `kernels_torch.cross_entropy`."""
     rows, width = logits.shape
-    block = min(8192, triton.next_power_of_2(width))
-    _cross_entropy[(rows,)](logits, targets, factor, losses, width, IGNORED=IGNORED, BLOCK=block, num_warps=8)
+    block = min(16384, triton.next_power_of_2(width))
+    _cross_entropy[(rows,)](logits, targets, factor, losses, width, IGNORED=IGNORED, BLOCK=block, num_warps=16)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ def rms_norm_backward(
     normed: torch.Tensor | None,
 ) -> None:
     """out = residual + the gradient of x, where the norm's output has the gradient `gradient` + t @ a with (t [M, R'],
-    a [R', H]) = `lora`; normed: the norm's output once more. out may be residual."""
+    a [R', H]) = `lora`; normed: the norm's output once more. out may be residual; gradient is left undefined."""
     total = gradient.float()
     if lora is not None:
         total = total + lora[0].float() @ lora[1].float()

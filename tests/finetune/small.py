@@ -70,7 +70,7 @@ class Served(torch.nn.Module):
                 tensors[name.replace("gate_proj", "gate_up_proj")] = torch.cat(parts)
             elif name in ("model.embed_tokens.weight", "lm_head.weight"):
                 if not (name == "lm_head.weight" and source.config.tie_word_embeddings):
-                    tensors[name] = torch.cat([tensor, torch.zeros(padding, tensor.shape[1], dtype=tensor.dtype)])
+                    tensors[name] = torch.cat([tensor, tensor.new_zeros(padding, tensor.shape[1])])
             else:
                 tensors[name] = tensor.clone()
         for name, tensor in tensors.items():
