@@ -77,6 +77,12 @@ def test_the_bundled_model_is_absent_until_it_is_converted(tmp_path: Path) -> No
     assert model_folder.location(Settings(data_dir=tmp_path)) is None
 
 
+def test_what_can_be_served_can_be_finetuned() -> None:
+    from core.finetune import views
+
+    assert model_folder.ARCHITECTURES == views.ARCHITECTURES
+
+
 def test_a_given_folder_is_used_as_it_is(folder: Path) -> None:
     settings = Settings(engine=EngineSettings(model=folder))
     assert model_folder.location(settings) == folder
