@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 
-from core.api import errors, security
+from core.api import errors, security, upload
 from core.api.events import Broadcaster
 from core.api.routes import adapters, datasets, jobs, system, targets
 from core.config import Settings
@@ -60,6 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
         allow_headers=["Content-Type", "Idempotency-Key", "Last-Event-ID"],
     )
     app.add_middleware(security.SameMachine, settings=settings)
+    app.add_middleware(upload.CloseUnread)
     api = APIRouter(prefix="/api")
     for module in (system, datasets, jobs, adapters, targets):
         api.include_router(module.router)

@@ -92,7 +92,7 @@ def explain(errors: Sequence[Any], model: Any = None) -> tuple[str, str]:
     """
     # A misspelt field explains the one that is missing.
     errors = sorted(errors, key=lambda error: error["type"] != "extra_forbidden")
-    paths = [_path(error["loc"]) for error in errors]
+    paths = ["body" if error["type"] == "json_invalid" else _path(error["loc"]) for error in errors]
     shown = [_sentence(path, error, model) for path, error in zip(paths, errors, strict=True)][:_SHOWN]
     if len(errors) > _SHOWN:
         shown.append(f"and {len(errors) - _SHOWN} more")

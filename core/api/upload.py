@@ -13,6 +13,7 @@ from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.control.context import Control, new_id
 from core.errors import Invalid, TooLarge
@@ -158,6 +159,34 @@ class _Form:
     @staticmethod
     def _broken(reason: str) -> Invalid:
         return Invalid("multipart_broken", f"the multipart body cannot be read: {reason}; send it again", FIELD)
+
+
+class CloseUnread:
+    """Middleware: an answer that is given before the request's body has been read closes the connection, so that the
+    rest is not sent for nothing (uvicorn would go on reading it, however much it is)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        unread = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+
+        async def reading() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and bool(message.get("more_body", False))
+            return message
+
+        async def sending(message: Message) -> None:
+            if unread and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, reading, sending)
 
 
 def _too_large(limit: int) -> TooLarge:

@@ -1,0 +1,24 @@
+"""An API of one's own, and plain HTTP to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from core.config import Settings
+from tests.api.serving import served
+
+
+@pytest.fixture
+def settings(data_dir: Path) -> Iterator[Settings]:
+    with served(data_dir, max_upload_mib=1) as settings:
+        yield settings
+
+
+@pytest.fixture
+def http(settings: Settings) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=settings.api_url, trust_env=False, timeout=20) as client:
+        yield client

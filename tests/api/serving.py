@@ -1,0 +1,47 @@
+"""The API on a real port, in a thread of the test process."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from core.api.app import create_app
+from core.config import Settings
+from tests.stack import free_ports, until
+
+
+@contextlib.contextmanager
+def served(data_dir: Path, **settings: object) -> Iterator[Settings]:
+    """Serve an empty store of SQLite; the settings that it has."""
+    # The path of a Unix socket may not be long, and pytest's folders are.
+    folder = Path(tempfile.mkdtemp(prefix="hl"))
+    api_port, console_port = free_ports(2)
+    chosen = Settings.model_validate(
+        {
+            "data_dir": data_dir,
+            "api_port": api_port,
+            "console_port": console_port,
+            "link_url": f"ipc://{folder}/link.sock",
+            **settings,
+        }
+    )
+    listener = socket.create_server(("127.0.0.1", api_port))
+    server = uvicorn.Server(uvicorn.Config(create_app(chosen), log_config=None, timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        until(lambda: server.started or not thread.is_alive(), what="the API")
+        assert server.started
+        yield chosen
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        shutil.rmtree(folder)
+        assert not thread.is_alive()
