@@ -11,12 +11,17 @@ from typing import Any
 
 import streamlit as st
 
-from app.ui.theme import colours
+from app.ui.theme import Colours
 from core.api.schemas import JobMetric, TelemetryPoint
 
 Option = dict[str, Any]
 Pick = Callable[[TelemetryPoint], float | None]
 _SMOOTHING_STEPS = 10
+_POINTS = 1500
+_LEGEND: Option = {
+    "type": "scroll", "pageIconSize": 9, "top": 0, "left": 0, "icon": "roundRect", "itemWidth": 12, "itemHeight": 4,
+    "itemGap": 14,
+}  # fmt: skip
 
 
 def _line(name: str, colour: str, data: Sequence[Sequence[float | None]], **extra: Any) -> Option:
@@ -32,7 +37,7 @@ def _option(series: list[Option], x_axis: Option, unit: str, decimals: int = 1, 
     return {
         "animation": False,
         "grid": {"left": 4, "right": 10, "top": 34, "bottom": 2, "containLabel": True},
-        "legend": {"top": 0, "left": 0, "icon": "roundRect", "itemWidth": 12, "itemHeight": 4, "itemGap": 14},
+        "legend": {**_LEGEND},
         "tooltip": {"trigger": "axis", "confine": True, "valueFormatter": f"%,.{decimals}f {unit}"},
         "xAxis": {"axisTick": {"show": False}, "splitLine": {"show": False}, **x_axis},
         "yAxis": {"type": "value", "splitNumber": 4, **y_axis},
@@ -56,9 +61,8 @@ def _window(points: Sequence[TelemetryPoint], seconds: int) -> Option:
     return {"type": "time", "min": end - seconds * 1000, "max": end, "splitNumber": 4}
 
 
-def latency(points: Sequence[TelemetryPoint], seconds: int, target_ms: float | None) -> Option:
+def latency(points: Sequence[TelemetryPoint], seconds: int, palette: Colours, target_ms: float | None) -> Option:
     """ITL p50 and p99 of decode against its target, ms."""
-    palette = colours()
     axis = _window(points, seconds)
     series = [
         _line("p50", palette.decode_soft, _times(points, lambda point: point.itl_p50_ms)),
@@ -71,9 +75,8 @@ def latency(points: Sequence[TelemetryPoint], seconds: int, target_ms: float | N
     return _option(series, axis, "ms")
 
 
-def stalls(points: Sequence[TelemetryPoint], seconds: int) -> Option:
+def stalls(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Option:
     """Gaps that a prefill stretched, and the time to first token, ms; both apart from the ITL."""
-    palette = colours()
     bars = {
         "name": "stalls p99", "type": "bar", "color": palette.stall, "barMaxWidth": 4,
         "data": _times(points, lambda point: point.stall_p99_ms),
@@ -82,9 +85,8 @@ def stalls(points: Sequence[TelemetryPoint], seconds: int) -> Option:
     return _option([bars, first], _window(points, seconds), "ms")
 
 
-def throughput(points: Sequence[TelemetryPoint], seconds: int) -> Option:
+def throughput(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Option:
     """Decode and finetune tokens per second."""
-    palette = colours()
     series = [
         _line("decode", palette.decode, _times(points, lambda point: point.decode_tokens_s)),
         _line("finetune", palette.finetune, _times(points, lambda point: point.finetune_tokens_s)),
@@ -92,9 +94,8 @@ def throughput(points: Sequence[TelemetryPoint], seconds: int) -> Option:
     return _option(series, _window(points, seconds), "tokens/s", 0)
 
 
-def device(points: Sequence[TelemetryPoint], seconds: int) -> Option:
+def device(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Option:
     """The device's busy time, split into decode and finetuning, percent."""
-    palette = colours()
     split: list[tuple[str, str, Pick]] = [
         ("decode", palette.decode, lambda point: point.decode_share * 100),
         ("finetune", palette.finetune, lambda point: point.finetune_share * 100),
@@ -106,9 +107,8 @@ def device(points: Sequence[TelemetryPoint], seconds: int) -> Option:
     return _option(series, _window(points, seconds), "%", 0, min=0, max=100, interval=25)
 
 
-def load(points: Sequence[TelemetryPoint], seconds: int) -> Option:
+def load(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Option:
     """Requests in the decode batch and requests that wait."""
-    palette = colours()
     series = [
         _line("in the batch", palette.decode, _times(points, lambda point: point.batch), step="end"),
         _line("waiting", palette.target, _times(points, lambda point: point.waiting), step="end"),
@@ -116,10 +116,10 @@ def load(points: Sequence[TelemetryPoint], seconds: int) -> Option:
     return _option(series, _window(points, seconds), "requests", 1, minInterval=1, min=0)
 
 
-def kv_cache(points: Sequence[TelemetryPoint], seconds: int) -> Option:
+def kv_cache(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Option:
     """KV cache in use, percent of its tokens."""
     pick: Pick = lambda point: 100 * point.kv_used / point.kv_total if point.kv_total else None  # noqa: E731
-    series = [_line("KV cache", colours().decode, _times(points, pick), areaStyle={"opacity": 0.2})]
+    series = [_line("KV cache", palette.decode, _times(points, pick), areaStyle={"opacity": 0.2})]
     return _option(series, _window(points, seconds), "%", 1, min=0, max=100, interval=25)
 
 
@@ -135,9 +135,14 @@ def smoothed(values: Sequence[float], steps: int = _SMOOTHING_STEPS) -> list[flo
     return out
 
 
-def loss(metrics: Sequence[JobMetric], total_steps: int | None) -> Option:
+def thinned(pairs: list[list[float | None]], most: int = _POINTS) -> list[list[float | None]]:
+    """Every n-th pair and the last one, so that at most about `most` are left."""
+    every = -(-len(pairs) // most)
+    return pairs if every <= 1 else [*pairs[:-1:every], pairs[-1]]
+
+
+def loss(metrics: Sequence[JobMetric], total_steps: int | None, palette: Colours) -> Option:
     """Training loss per step, its moving average and the evaluation loss."""
-    palette = colours()
     steps = [metric.step for metric in metrics if metric.loss is not None]
     losses = [metric.loss for metric in metrics if metric.loss is not None]
     raw: list[list[float | None]] = [[step, round(value, 5)] for step, value in zip(steps, losses, strict=True)]
@@ -148,28 +153,28 @@ def loss(metrics: Sequence[JobMetric], total_steps: int | None) -> Option:
         [metric.step, round(metric.eval_loss, 5)] for metric in metrics if metric.eval_loss is not None
     ]
     series = [
-        _line("loss per step", palette.finetune_soft, raw, lineStyle={"width": 1}),
-        _line(f"average of {_SMOOTHING_STEPS} steps", palette.finetune, mean, lineStyle={"width": 2}),
+        _line("loss per step", palette.finetune_soft, thinned(raw), lineStyle={"width": 1}),
+        _line(f"average of {_SMOOTHING_STEPS} steps", palette.finetune, thinned(mean), lineStyle={"width": 2}),
     ]
     if held_out:
         series.append(_line("evaluation", palette.decode, held_out, showSymbol=True, symbol="circle", symbolSize=6))
     return _option(series, _steps(total_steps), "", 3, scale=True)
 
 
-def gradient_norm(metrics: Sequence[JobMetric], total_steps: int | None) -> Option:
+def gradient_norm(metrics: Sequence[JobMetric], total_steps: int | None, palette: Colours) -> Option:
     """Gradient norm before clipping, per step."""
     norms: list[list[float | None]] = [
         [metric.step, round(metric.grad_norm, 5)] for metric in metrics if metric.grad_norm is not None
     ]
-    return _option([_line("gradient norm", colours().stall, norms)], _steps(total_steps), "", 3, min=0)
+    return _option([_line("gradient norm", palette.stall, thinned(norms))], _steps(total_steps), "", 3, min=0)
 
 
-def learning_rate(metrics: Sequence[JobMetric], total_steps: int | None) -> Option:
+def learning_rate(metrics: Sequence[JobMetric], total_steps: int | None, palette: Colours) -> Option:
     """Learning rate per step."""
     rates: list[list[float | None]] = [
         [metric.step, metric.learning_rate] for metric in metrics if metric.learning_rate is not None
     ]
-    option = _option([_line("learning rate", colours().decode, rates)], _steps(total_steps), "", 6, min=0)
+    option = _option([_line("learning rate", palette.decode, thinned(rates))], _steps(total_steps), "", 6, min=0)
     option["yAxis"]["axisLabel"] = {"showMinLabel": True}
     return option
 

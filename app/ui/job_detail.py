@@ -12,6 +12,7 @@ from app.ui.page import attempt, reading, show_faults
 from app.ui.states import ENDED, PAUSABLE, RESUMABLE, badge, job_tone, remaining, seconds_per_step
 from app.ui.table import Cell, Column, Row, cell, table
 from app.ui.text import number, plain, when
+from app.ui.theme import colours
 from app.ui.tiles import BarPart, Tile, tiles
 from core.api.schemas import Job, JobEvent, JobMetric
 
@@ -130,10 +131,11 @@ def _figures(job_id: str, drawn_state: str) -> None:
     if job.waiting_reason:
         st.info(plain(job.waiting_reason), icon=":material/hourglass_top:")
     tiles(_tiles(job, metrics), key="job_figures", columns=6)
+    palette = colours()
     left, right = st.columns([2, 1], gap="medium")
     with left:
         if metrics:
-            charts.chart("Loss", charts.loss(metrics, job.total_steps), key="loss", height=300)
+            charts.chart("Loss", charts.loss(metrics, job.total_steps, palette), key="loss", height=300)
         else:
             st.markdown("**Loss**")
             st.caption("The first point comes with the first optimizer step.")
@@ -149,9 +151,9 @@ def _figures(job_id: str, drawn_state: str) -> None:
     with learning:
         rate, norm = st.columns(2, gap="medium")
         with rate:
-            charts.chart("Learning rate", charts.learning_rate(metrics, job.total_steps), key="learning_rate")
+            charts.chart("Learning rate", charts.learning_rate(metrics, job.total_steps, palette), key="learning_rate")
         with norm:
-            charts.chart("Gradient norm", charts.gradient_norm(metrics, job.total_steps), key="gradient_norm")
+            charts.chart("Gradient norm", charts.gradient_norm(metrics, job.total_steps, palette), key="gradient_norm")
     with given:
         st.json(job.spec.model_dump(mode="json", exclude_none=True), expanded=True)
 

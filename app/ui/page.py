@@ -11,7 +11,7 @@ import streamlit as st
 from app.ui.data import forget, settings
 from app.ui.report import show_findings
 from app.ui.text import plain
-from core.errors import HarliError, Invalid
+from core.errors import HarliError, Invalid, Unavailable
 
 _FAULTS = "_faults"
 
@@ -81,6 +81,8 @@ def reading(what: str) -> Iterator[None]:
         yield
     except HarliError as error:
         show_fault(Fault(f"Reading {what}", error))
+        if isinstance(error, Unavailable):
+            st.button("Try again", icon=":material/refresh:", key=f"again_{what}")
         st.stop()
 
 

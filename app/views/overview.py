@@ -10,6 +10,7 @@ from app.ui.page import heading, reading, teach
 from app.ui.states import PART_TONES, progress_cell, state_cell
 from app.ui.table import Cell, Column, Row, Tone, cell, table
 from app.ui.text import ms, number, percent, plain
+from app.ui.theme import Colours, colours
 from app.ui.tiles import BarPart, Tile, tiles
 from core.api.schemas import Job, Live, Notice, Part, TargetBody, TelemetryPoint
 
@@ -44,9 +45,9 @@ def figures(minute: TelemetryPoint, second: TelemetryPoint, target: TargetBody |
             "" if attained is None or target is None else "good" if attained >= target.quantile else "bad",
             "Share of the last minute's decode gaps that kept the tightest ITL target",
         ),
-        Tile("Decode", number(minute.decode_tokens_s, 1), "tokens/s", f"{second.running} requests run"),
+        Tile("Decode", number(minute.decode_tokens_s, 1), "tokens/s", f"{second.running} running"),
         Tile("Finetune", number(minute.finetune_tokens_s, 1), "tokens/s", second.paused_reason or "last minute"),
-        Tile("Batch", number(second.batch, 1), "", f"{second.waiting} requests wait", help="Requests per decode step"),
+        Tile("Batch", number(second.batch, 1), "", f"{second.waiting} waiting", help="Requests per decode step"),
         Tile(
             "Device busy",
             percent(minute.busy_share),
@@ -160,11 +161,27 @@ def show_jobs() -> None:
         st.switch_page("views/jobs.py", query_params={"job": pressed})
 
 
+@st.cache_data(ttl=REFRESH_S * 0.9, show_spinner=False, max_entries=16)
+def options(seconds: int, palette: Colours, target_ms: float | None) -> dict[str, charts.Option]:
+    """The charts of one refresh; made once however many tabs are open."""
+    points = telemetry(seconds)
+    return {
+        "latency": charts.latency(points, seconds, palette, target_ms),
+        "throughput": charts.throughput(points, seconds, palette),
+        "device": charts.device(points, seconds, palette),
+        "stalls": charts.stalls(points, seconds, palette),
+        "load": charts.load(points, seconds, palette),
+        "kv_cache": charts.kv_cache(points, seconds, palette),
+    }
+
+
 @st.fragment(run_every=REFRESH_S)
 def show_live(seconds: int) -> None:
     """Everything that moves. Each chart and strip keeps its key, so that it is updated in place."""
     with reading("the live figures"):
-        now, points = live(), telemetry(seconds)
+        now = live()
+        target = tightest(now, "itl")
+        drawn = options(seconds, colours(), target.ms if target else None)
     show_alerts(now)
     if now.engine.state == "absent" or now.now is None or now.window is None:
         teach(
@@ -176,24 +193,22 @@ def show_live(seconds: int) -> None:
         )
         show_parts(now.parts)
         return
-    target = tightest(now, "itl")
     tiles(figures(now.window, now.now, target), key="figures", columns=5)
     main, side = st.columns([2.3, 1], gap="medium")
     with main:
-        option = charts.latency(points, seconds, target.ms if target else None)
-        charts.chart("Inter-token latency", option, key="latency", height=250, note="decode only")
+        charts.chart("Inter-token latency", drawn["latency"], key="latency", height=250, note="decode only")
         left, right = st.columns(2, gap="medium")
         with left:
-            charts.chart("Throughput", charts.throughput(points, seconds), key="throughput")
+            charts.chart("Throughput", drawn["throughput"], key="throughput")
         with right:
-            charts.chart("Device use", charts.device(points, seconds), key="device")
+            charts.chart("Device use", drawn["device"], key="device")
         left, middle, right = st.columns(3, gap="medium")
         with left:
-            charts.chart("Stalls and first tokens", charts.stalls(points, seconds), key="stalls", height=180)
+            charts.chart("Stalls and first tokens", drawn["stalls"], key="stalls", height=180)
         with middle:
-            charts.chart("Batch", charts.load(points, seconds), key="load", height=180)
+            charts.chart("Batch", drawn["load"], key="load", height=180)
         with right:
-            charts.chart("KV cache", charts.kv_cache(points, seconds), key="kv_cache", height=180)
+            charts.chart("KV cache", drawn["kv_cache"], key="kv_cache", height=180)
     with side:
         show_plan(now.now)
         with reading("the jobs"):

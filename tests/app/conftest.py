@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,25 +32,39 @@ class Backstage:
 
 @pytest.fixture(scope="session")
 def backstage(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Iterator[Backstage]:
-    api, engine, console = free_ports(3)
+    api, engine, port = free_ports(3)
     settings = Settings(
         data_dir=tmp_path_factory.mktemp("api"),
         api_port=api,
         engine_port=engine,
-        console_port=console,
+        console_port=port,
         engine=EngineSettings(model=bundled_model),
     )
-    beside = settings.model_copy(update={"data_dir": tmp_path_factory.mktemp("console")})
-    address = ["--server.address=127.0.0.1", f"--server.port={console}"]
     with (
         running(settings, "core.api"),
-        running(beside, "streamlit", "run", str(ROOT / "app" / "main.py"), *address),
+        console(settings, tmp_path_factory.mktemp("console")),
         Client(settings.api_url) as client,
     ):
         until(lambda: answers(client), 60, "the API")
         with Peer(settings.resolved_link_url, bundled_model, settings.engine_url):
             until(lambda: client.live().now is not None, 60, "the first figures")
             yield Backstage(client, settings.console_url, settings.data_dir)
+
+
+@contextmanager
+def console(settings: Settings, folder: Path) -> Iterator[None]:
+    """A console of the API that `settings` name; its output goes to `folder`."""
+    beside = settings.model_copy(update={"data_dir": folder})
+    address = ["--server.address=127.0.0.1", f"--server.port={settings.console_port}"]
+    with running(beside, "streamlit", "run", str(ROOT / "app" / "main.py"), *address):
+        until(lambda: listens(settings.console_port), 60, "the console")
+        yield
+
+
+def listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 def answers(client: Client) -> bool:

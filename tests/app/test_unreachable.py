@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 import streamlit as st
+from playwright.sync_api import Page, expect
 from streamlit.testing.v1 import AppTest
 
+from core.config import EngineSettings, Settings
+from tests.app.browser import follow
+from tests.app.conftest import console
 from tests.machine import ROOT
-from tests.stack import free_ports
+from tests.stack import free_ports, running
 
 PAGES = sorted(path.name for path in (ROOT / "app" / "views").glob("*.py"))
 
@@ -35,3 +39,31 @@ def test_every_page_says_that_the_api_is_away(nowhere: int, view: str) -> None:
     assert "api_unreachable" in text
     assert str(nowhere) in text
     assert "harli up" in text
+
+
+@pytest.mark.browser
+def test_pages_recover_when_the_api_comes_up(
+    page: Page, tmp_path_factory: pytest.TempPathFactory, bundled_model: Path
+) -> None:
+    api, engine, port = free_ports(3)
+    settings = Settings(
+        data_dir=tmp_path_factory.mktemp("late-api"),
+        api_port=api,
+        engine_port=engine,
+        console_port=port,
+        engine=EngineSettings(model=bundled_model),
+    )
+    with console(settings, tmp_path_factory.mktemp("late-console")):
+        page.goto(f"{settings.console_url}/jobs")
+        expect(page.get_by_text("api_unreachable")).to_be_visible()
+        follow(page, "Overview")
+        expect(page.get_by_text("api_unreachable")).to_be_visible()
+        expect(page.get_by_text("API unreachable")).to_be_visible()
+        with running(settings, "core.api"):
+            # The live part asks again by itself; nothing was pressed.
+            expect(page.get_by_text("Nothing is served yet")).to_be_visible(timeout=60_000)
+            expect(page.get_by_text("API unreachable")).to_have_count(0)
+            expect(page.get_by_text("engine not there yet")).to_be_visible()
+            follow(page, "Jobs")
+            expect(page.get_by_text("No job yet")).to_be_visible()
+            expect(page.get_by_text("harli submit --dataset")).to_be_visible()
