@@ -45,10 +45,10 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, help=__doc__, rich_markup_mode=None)
-jobs = typer.Typer(no_args_is_help=True, help="Finetuning jobs.")
-targets = typer.Typer(no_args_is_help=True, help="Latency targets that every decode step obeys.")
-datasets = typer.Typer(no_args_is_help=True, help="Data sets to finetune on.")
-adapters = typer.Typer(no_args_is_help=True, help="LoRA adapters.")
+jobs = typer.Typer(invoke_without_command=True)
+targets = typer.Typer(invoke_without_command=True)
+datasets = typer.Typer(invoke_without_command=True)
+adapters = typer.Typer(invoke_without_command=True)
 for _name, _group in (("jobs", jobs), ("targets", targets), ("datasets", datasets), ("adapters", adapters)):
     app.add_typer(_group, name=_name)
 
@@ -283,6 +283,13 @@ def _watch(client: Client, job_id: str, json: bool) -> None:
         raise typer.Exit(1)
 
 
+@jobs.callback()
+def jobs_group(ctx: typer.Context) -> None:
+    """Finetuning jobs; without a command, list them."""
+    if ctx.invoked_subcommand is None:
+        jobs_list()
+
+
 @jobs.command("list")
 def jobs_list(
     state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
@@ -364,6 +371,13 @@ def _show_targets(found: schemas.Targets, json: bool) -> None:
         printing.say(f"version {found.version} ({found.origin}), the engine plans with {found.applied_version}")
 
 
+@targets.callback()
+def targets_group(ctx: typer.Context) -> None:
+    """Latency targets that every decode step obeys; without a command, show them."""
+    if ctx.invoked_subcommand is None:
+        targets_show()
+
+
 @targets.command("show")
 def targets_show(json: AsJson = False) -> None:
     """Show the targets in force."""
@@ -399,6 +413,13 @@ def _target(text: str) -> dict[str, Any]:
 
 
 # ---- data sets -------------------------------------------------------------------------------------------------------
+
+
+@datasets.callback()
+def datasets_group(ctx: typer.Context) -> None:
+    """Data sets to finetune on; without a command, list them."""
+    if ctx.invoked_subcommand is None:
+        datasets_list()
 
 
 @datasets.command("list")
@@ -486,6 +507,13 @@ def _show_adapter(adapter: schemas.Adapter, json: bool) -> None:
 
 
 Version = Annotated[int | None, typer.Option("--version", min=1, help="A version; else the newest.")]
+
+
+@adapters.callback()
+def adapters_group(ctx: typer.Context) -> None:
+    """LoRA adapters; without a command, list them."""
+    if ctx.invoked_subcommand is None:
+        adapters_list()
 
 
 @adapters.command("list")

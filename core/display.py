@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 
@@ -58,7 +59,7 @@ class Display:
     def all_ready(self, parts: Sequence[Part]) -> None:
         """Everything answers: the addresses, once."""
         self._end_live()
-        urls = {part.name: part.url for part in parts}
+        urls = {part.name: _reachable(part.url) for part in parts}
         seconds = time.monotonic() - self._begun
         self._console.print(f"\n[bold green]Harli is ready[/] after {seconds:.0f} s.")
         for label, url in (
@@ -113,3 +114,8 @@ class Display:
                 table.add_row("", "", "", ProgressBar(total=1.0, completed=fraction, width=40))
         table.add_row("", "", Text(f"{time.monotonic() - self._begun:.0f} s", "dim"), "")
         return table
+
+
+def _reachable(url: str | None) -> str | None:
+    """A part that listens on every address is reached by this machine's name."""
+    return url and url.replace("//0.0.0.0:", f"//{socket.gethostname()}:")

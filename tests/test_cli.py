@@ -80,6 +80,10 @@ def fault(result: Result, status: int = 1) -> str:
     return result.stderr.strip()
 
 
+def first_words(result: Result) -> list[str]:
+    return [line.split()[0] for line in result.stdout.splitlines()]
+
+
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +163,7 @@ def test_listings_are_tables_for_people_and_arrays_for_programs(harli: Harli, jo
     assert isinstance(answer(harli(group, "list", "--json")), list)
     shown = harli(group, "list")
     assert shown.exit_code == 0
+    assert first_words(shown) == first_words(harli(group)), "listing is what a bare group does"
     if group == "jobs":
         assert job in shown.stdout
 
