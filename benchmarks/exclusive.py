@@ -147,38 +147,38 @@ def harli(served: RandomServed, model: PreTrainedModel, seconds: float) -> Itera
         torch.cuda.empty_cache()
 
 
+def multiply_all(weights: FusedWeights, data: torch.Tensor, tokens: int) -> None:
+    """Every large matrix product of one step, forward and backward; `data` is long enough to be any left side."""
+
+    def product(rows: int, matrix: torch.Tensor) -> None:
+        torch.mm(data[: rows * matrix.shape[0]].view(rows, -1), matrix)
+
+    for number, layer in enumerate(weights.layers):
+        for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            product(tokens, matrix.t())
+            if number > 0 or matrix is not layer.qkv:
+                product(tokens, matrix)
+    for _ in range(4):
+        product(tokens // 4, weights.head.t())
+        product(tokens // 4, weights.head)
+
+
 def products(served: RandomServed, model: PreTrainedModel, seconds: float) -> Iterator[tuple[int, int, float]]:
-    """The step's large matrix products and nothing else, in graphs: how fast this chip, at its power limit, could be."""
+    """The step's large matrix products in a graph and nothing else: what the chip allows at its power limit."""
     weights = FusedWeights.of(served, model)
     for rows, sequence in SIZES:
         torch.cuda.reset_peak_memory_stats()
         tokens, stream, graph = rows * sequence, torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        width = weights.shape.intermediate
-        wide = torch.randn(tokens, 2 * width, device="cuda", dtype=torch.bfloat16)
-        chunk = tokens // 4
-
-        def product(matrix: torch.Tensor, columns: int, part: int = 0, wide: torch.Tensor = wide) -> None:
-            count = part or len(wide)
-            left = wide.view(-1)[: count * columns].view(count, columns)
-            torch.mm(left, matrix)
-
-        def all_products(weights: FusedWeights = weights, chunk: int = chunk) -> None:
-            for number, layer in enumerate(weights.layers):
-                for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
-                    product(matrix.t(), matrix.shape[1])
-                    if number > 0 or matrix is not layer.qkv:
-                        product(matrix, matrix.shape[0])
-            for _ in range(4):
-                product(weights.head.t(), weights.head.shape[1], chunk)
-                torch.mm(wide.view(-1)[: chunk * weights.head.shape[0]].view(chunk, -1), weights.head)
-
+        longest = max(2 * weights.shape.intermediate, weights.shape.vocabulary // 4)
+        data = torch.randn(tokens * longest, device="cuda", dtype=torch.bfloat16)
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            all_products()
+            multiply_all(weights, data, tokens)
             stream.synchronize()
             with torch.cuda.graph(graph, stream=stream):
-                all_products()
+                multiply_all(weights, data, tokens)
             yield rows, sequence, measured(graph.replay, seconds)
-        del graph
+        del graph, data
         torch.cuda.empty_cache()
 
 

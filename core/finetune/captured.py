@@ -59,6 +59,23 @@ class StepResult(NamedTuple):
     grad_norm: float | None
 
 
+class Program(NamedTuple):
+    """The work of one optimizer step, or of one evaluation, with its inputs in pinned memory. inputs: by the place of
+    the tasklet that needs them."""
+
+    work: tuple[Work, ...]
+    inputs: dict[int, torch.Tensor]
+    scalars: torch.Tensor
+    tokens: int
+    micro_batches: int
+    trains: bool
+
+    @property
+    def kinds(self) -> tuple[TaskletKind, ...]:
+        """The kinds of its tasklets, in order."""
+        return tuple(_KINDS[work.name] for work in self.work)
+
+
 class JobState:
     """A copy, on the device, of a job's LoRA between two tasklets; its methods may wait, and may run in any thread."""
 
@@ -70,13 +87,12 @@ class JobState:
             "exp_avg_sq": lora.exp_avg_sq.clone(),
         }
         self._step = lora.step.clone()
-        self._copied = torch.cuda.Event()
-        self._copied.record()
+        self.copied = torch.cuda.current_stream(lora.masters.device).record_event()
 
     def optimizer(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Masters and moments on the CPU by `LoraOptimizer.state`'s names, cut to the shapes of `like` (the job's LoRA
         parameters by peft's names)."""
-        self._copied.synchronize()
+        self.copied.synchronize()
         step = self._step.cpu()[0]
         state: dict[str, torch.Tensor] = {}
         for prefix, flat in self._flats.items():
@@ -89,7 +105,7 @@ class JobState:
 
     def adapter(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The LoRA parameters on the CPU by peft's names, in the model's dtype, cut to the shapes of `like`."""
-        self._copied.synchronize()
+        self.copied.synchronize()
         values = self._lora.named(self._flats["master"].cpu())
         return {name: _corner(value, like[name]).to(self._dtype) for name, value in values if name in like}
 
@@ -119,10 +135,11 @@ class CapturedTrainer:
         torch.cuda.synchronize(self._device)
         self.capture_s = time.perf_counter() - began
         self.memory_bytes = free - torch.cuda.mem_get_info(self._device)[0]
-        self._program: tuple[Work, ...] = ()
-        self._inputs: dict[int, torch.Tensor] = {}
-        self._counts = 0, 0
-        self._pending: deque[tuple[torch.cuda.Event, torch.Tensor, int, int, bool]] = deque()
+        self._constants = 0.0, 0.0, 0.0
+        self._program: Program | None = None
+        self._pending: deque[tuple[torch.cuda.Event, torch.Tensor, Program]] = deque()
+        # What the next tasklet has to wait for besides the ones before it: state that is copied in or out.
+        self._copied: torch.cuda.Event | None = None
 
     def _capture(self, stream: torch.cuda.Stream) -> dict[Work, torch.cuda.CUDAGraph]:
         """Every piece of work once for real, so that kernels are compiled and libraries have their workspaces on this
@@ -155,13 +172,17 @@ class CapturedTrainer:
         max_grad_norm: float,
         state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Put a job into the slot, on the current stream; what was there is gone, an open step too.
+        """Put a job into the slot; what was there is gone, an open step too. Waits, on the device, for what is queued,
+        and the next tasklet for this. May be called from any thread while nothing is launched.
 
         parameters: its LoRA parameters by peft's names (`core.finetune.lora.trainable`); state: where it left off
         (`JobState.optimizer`), which then counts; scaling: alpha / rank, or alpha / sqrt(rank) with rsLoRA. Raises
         `Invalid` when the slot's rank is too small.
         """
         lora, buffers = self._fused.lora, self._fused.buffers
+        current = torch.cuda.current_stream(self._device)
+        for stream in self.streams:
+            current.wait_stream(stream)
         with torch.inference_mode(False), torch.no_grad():
             if state is None:
                 lora.load(lora.masters, parameters)
@@ -180,80 +201,102 @@ class CapturedTrainer:
             self._constants = weight_decay, max_grad_norm, scaling
             buffers.scalars.copy_(torch.tensor([0.0, *self._constants, 1.0]))
             self._fused.publish()
-        self._program = ()
+        self._copied = current.record_event()
+        self._program = None
         self._pending.clear()
 
-    def job_state(self) -> JobState:
-        """A copy of the job as the current stream sees it; to be taken between two optimizer steps."""
-        return JobState(self._fused.lora, self._fused.weights.embed.dtype)
+    def job_state(self, partition: int = 0) -> JobState:
+        """A copy of the job as it will be when what was launched is through; to be taken between two optimizer steps.
+        partition: where the last tasklet was launched."""
+        with torch.cuda.stream(self.streams[partition]), torch.inference_mode(False):
+            if self._copied is not None:
+                self.streams[partition].wait_event(self._copied)
+            state = JobState(self._fused.lora, self._fused.weights.embed.dtype)
+        self._copied = state.copied
+        return state
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def load_step(self, batches: Sequence[MicroBatch], learning_rate: float) -> tuple[TaskletKind, ...]:
-        """Make the micro-batches of one optimizer step the program and return its kinds."""
-        return self._load(batches, learning_rate, train=True)
-
-    def load_evaluation(self, batches: Sequence[MicroBatch]) -> tuple[TaskletKind, ...]:
-        """Make the held-out micro-batches the program: forwards and heads only."""
-        return self._load(batches, 0.0, train=False)
-
-    def _load(self, batches: Sequence[MicroBatch], learning_rate: float, *, train: bool) -> tuple[TaskletKind, ...]:
+    def program(self, batches: Sequence[MicroBatch], learning_rate: float | None) -> Program:
+        """The program of one optimizer step over these micro-batches; without a learning rate that of an evaluation,
+        forwards and heads only. May be made in any thread, ahead of need."""
         size = self.slot.micro_batch_tokens
-        program: list[Work] = []
-        self._inputs = {}
+        work: list[Work] = []
+        inputs: dict[int, torch.Tensor] = {}
         for batch in batches:
             if len(batch.ids) != size:
                 raise HarliError(
                     "micro_batch_size", f"a micro-batch of {len(batch.ids)} tokens came to a slot of {size}; pack to it"
                 )
-            inputs = pack_inputs(batch, self._fused.buffers.inputs.shape[1])
-            self._inputs[len(program)] = inputs.pin_memory()
-            program += [
-                work
-                for work in self._fused.micro_batch(batch.trained)
-                if train or work.name in ("forward", "head")
-            ]
-        if train:
-            program.append(Work("optimizer"))
+            inputs[len(work)] = pack_inputs(batch, self._fused.buffers.inputs.shape[1]).pin_memory()
+            parts = self._fused.micro_batch(batch.trained)
+            work += parts if learning_rate is not None else [p for p in parts if p.name in ("forward", "head")]
+        if learning_rate is not None:
+            work.append(Work("optimizer"))
         trained = max(1, sum(batch.trained for batch in batches))
-        self._scalars = torch.tensor([learning_rate, *self._constants, 1.0 / trained]).pin_memory()
-        self._program = tuple(program)
-        self._counts = sum(batch.tokens for batch in batches), len(batches)
-        return self.kinds()
+        return Program(
+            work=tuple(work),
+            inputs=inputs,
+            scalars=torch.tensor([learning_rate or 0.0, *self._constants, 1.0 / trained]).pin_memory(),
+            tokens=sum(batch.tokens for batch in batches),
+            micro_batches=len(batches),
+            trains=learning_rate is not None,
+        )
+
+    def load(self, program: Program) -> tuple[TaskletKind, ...]:
+        """Make it the program whose tasklets `launch` launches; returns their kinds."""
+        self._program = program
+        return program.kinds
+
+    def load_step(self, batches: Sequence[MicroBatch], learning_rate: float) -> tuple[TaskletKind, ...]:
+        """`load` of one optimizer step."""
+        return self.load(self.program(batches, learning_rate))
+
+    def load_evaluation(self, batches: Sequence[MicroBatch]) -> tuple[TaskletKind, ...]:
+        """`load` of one evaluation."""
+        return self.load(self.program(batches, None))
 
     def kinds(self) -> tuple[TaskletKind, ...]:
         """The kinds of the loaded program's tasklets, in order."""
-        return tuple(_KINDS[work.name] for work in self._program)
+        return self._program.kinds if self._program is not None else ()
 
     def launch(self, partition: int, index: int) -> None:
         """Launch tasklet `index` of the program on the partition's stream; in order, each exactly once."""
-        work, stream = self._program[index], self.streams[partition]
+        program, stream = self._program, self.streams[partition]
+        assert program is not None
         buffers = self._fused.buffers
         with torch.cuda.stream(stream):
+            if self._copied is not None:
+                stream.wait_event(self._copied)
+                self._copied = None
             if index == 0:
-                buffers.scalars.copy_(self._scalars, non_blocking=True)
-            if index in self._inputs:
-                buffers.inputs.copy_(self._inputs[index], non_blocking=True)
-            self._graphs[partition][work].replay()
-            if index == len(self._program) - 1:
-                self._report(work.name == "optimizer")
+                buffers.scalars.copy_(program.scalars, non_blocking=True)
+            if index in program.inputs:
+                buffers.inputs.copy_(program.inputs[index], non_blocking=True)
+            self._graphs[partition][program.work[index]].replay()
+            if index == len(program.work) - 1:
+                self._report(program)
 
-    def _report(self, trained: bool) -> None:
+    def _report(self, program: Program) -> None:
         buffers = self._fused.buffers
-        if not trained:
+        if not program.trains:
             buffers.report[:1].copy_(buffers.loss)
             buffers.loss.zero_()
         report = torch.empty(2, pin_memory=True)
         report.copy_(buffers.report, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        self._pending.append((done, report, *self._counts, trained))
+        self._pending.append((torch.cuda.current_stream(self._device).record_event(), report, program))
+
+    @property
+    def pending(self) -> int:
+        """Programs that were launched to their end and not yet told of by `results`."""
+        return len(self._pending)
 
     def results(self) -> list[StepResult]:
         """The steps that have finished since the last call, in order."""
         finished = []
-        while self._pending and self._pending[0][0].query():
-            _, report, tokens, micro_batches, trained = self._pending.popleft()
+        while self._pending and self._pending[0][0].query():  # type: ignore[no-untyped-call]
+            _, report, program = self._pending.popleft()
             loss, norm = report.tolist()
-            finished.append(StepResult(tokens, micro_batches, loss, norm if trained else None))
+            norm = norm if program.trains else None
+            finished.append(StepResult(program.tokens, program.micro_batches, loss, norm))
         return finished

@@ -22,7 +22,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 def _rank_block(rank: int) -> int:
     """A matrix unit's smallest tile is 16 wide."""
-    return max(16, triton.next_power_of_2(rank))
+    return max(16, 1 << (rank - 1).bit_length())
 
 
 @triton.jit

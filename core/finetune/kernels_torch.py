@@ -15,6 +15,11 @@ from torch.nn import functional as F
 IGNORED = -100
 
 
+def _split(x: torch.Tensor, sections: Sequence[int], dim: int) -> list[torch.Tensor]:
+    parts: list[torch.Tensor] = list(torch.split(x, list(sections), dim))
+    return parts
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, rstd: torch.Tensor) -> None:
     """out [M, H] = x / rms(x) * weight; rstd fp32 [M] = 1 / rms(x)."""
     value = x.float()
@@ -52,7 +57,7 @@ def project(x: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
 
 def project_sections(x: torch.Tensor, b: torch.Tensor, sections: Sequence[int], out: torch.Tensor) -> None:
     """out [M, G * R]: each section of x [M, N] times its rows of b [N, R]."""
-    out.copy_(torch.cat([p @ q for p, q in zip(x.split(sections, 1), b.split(sections), strict=True)], 1))
+    out.copy_(torch.cat([p @ q for p, q in zip(_split(x, sections, 1), _split(b, sections, 0), strict=True)], 1))
 
 
 def accumulate_a(t: torch.Tensor, x: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -62,13 +67,13 @@ def accumulate_a(t: torch.Tensor, x: torch.Tensor, gradient: torch.Tensor) -> No
 
 def accumulate_b(x: torch.Tensor, t: torch.Tensor, sections: Sequence[int], gradient: torch.Tensor) -> None:
     """gradient fp32 [N, R] += each section of x [M, N] transposed @ its columns of t [M, G * R]."""
-    parts = zip(x.split(sections, 1), t.split(t.shape[1] // len(sections), 1), strict=True)
+    parts = zip(_split(x, sections, 1), t.chunk(len(sections), 1), strict=True)
     gradient += torch.cat([p.t() @ q for p, q in parts]).float()
 
 
 def _sectioned(xa: torch.Tensor, b: torch.Tensor, sections: Sequence[int]) -> torch.Tensor:
     """fp32 [M, N]: what LoRA adds to a sectioned product."""
-    parts = zip(xa.split(xa.shape[1] // len(sections), 1), b.split(sections), strict=True)
+    parts = zip(xa.chunk(len(sections), 1), _split(b, sections, 0), strict=True)
     return torch.cat([p.float() @ q.float().t() for p, q in parts], 1)
 
 
@@ -96,7 +101,7 @@ def rotate_qkv(
     value = base.float() + _sectioned(xa, b, sections)
     if bias is not None:
         value = value + bias.float()
-    q, k, v = value.split(tuple(sections), 1)
+    q, k, v = _split(value, sections, 1)
     half = cosine.shape[1]
     if norms is not None:
         assert raw is not None
@@ -124,14 +129,14 @@ def rotate_qkv_backward(
 ) -> None:
     """gradient [M, q + 2 kv] of `rotate_qkv`'s output becomes that of its sum, in place."""
     dim = 2 * cosine.shape[1]
-    q, k, _ = gradient.split(tuple(sections), 1)
+    q, k, _ = _split(gradient, sections, 1)
     for number, part in enumerate((q, k)):
         value = _rotate(part.float(), cosine, -sine)
         if norms is not None:
             assert raw is not None
-            x = raw.split(tuple(sections)[:2], 1)[number].float().view(len(part), -1, dim)
+            x = _split(raw, sections[:2], 1)[number].float().view(len(part), -1, dim)
             rstd = (x.square().mean(-1, keepdim=True) + norms[2]).rsqrt()
-            inner = value.view(x.shape) * norms[number].float()
+            inner = value.view(x.shape) * norms[:2][number].float()
             scaled = x * rstd
             value = (rstd * (inner - scaled * (inner * scaled).mean(-1, keepdim=True))).view(part.shape)
         part.copy_(value)
@@ -166,7 +171,7 @@ def swiglu_backward(
 
 def _heads(qkv: torch.Tensor, sections: Sequence[int], dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k, v fp32 [heads, M, D], k and v repeated for the query heads that share them."""
-    q, k, v = (part.float().view(len(part), -1, dim).transpose(0, 1) for part in qkv.split(tuple(sections), 1))
+    q, k, v = (part.float().view(len(part), -1, dim).transpose(0, 1) for part in _split(qkv, sections, 1))
     group = len(q) // len(k)
     return q, k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
 

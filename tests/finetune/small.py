@@ -27,16 +27,17 @@ def model(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     vocabulary: int = VOCABULARY,
+    hidden: int = 32,
 ) -> PreTrainedModel:
     """A random two-layer model whose loss can fall."""
     config = AutoConfig.for_model(
         family,
-        hidden_size=32,
-        intermediate_size=48,
+        hidden_size=hidden,
+        intermediate_size=hidden * 3 // 2,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=hidden // 4,
         vocab_size=vocabulary,
         max_position_embeddings=128,
         tie_word_embeddings=tied,
