@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import streamlit as st
 
 from app.ui import charts
@@ -119,7 +121,12 @@ def show_notices(notices: list[Notice]) -> None:
             )
             for notice in reversed(notices)
         ]
-        table([Column("Notice", "badge"), Column("What"), Column("When", "time")], rows, key="notices", openable=False)
+        table(
+            [Column("Notice", "badge"), Column("What"), Column("When", "time", wide=True)],
+            rows,
+            key="notices",
+            openable=False,
+        )
 
 
 def part_row(part: Part) -> Row:
@@ -139,12 +146,20 @@ def show_parts(parts: list[Part]) -> None:
     if not parts:
         st.caption("Harli was not started by `harli up`, so that nothing supervises its processes.")
         return
-    columns = [Column("Part"), Column("State", "badge"), Column("Restarts", end=True), Column("Since", "time")]
+    columns = [
+        Column("Part"),
+        Column("State", "badge"),
+        Column("Restarts", end=True, wide=True),
+        Column("Since", "time", wide=True),
+    ]
     table(columns, [part_row(part) for part in parts], key="parts", openable=False)
 
 
 def job_row(job: Job) -> Row:
-    return Row(job.id, (cell(job.name), state_cell(job), progress_cell(job), cell(number(job.loss, 3))))
+    steps = progress_cell(job)
+    if job.loss is not None:
+        steps = replace(steps, note=f"loss {number(job.loss, 3)}")
+    return Row(job.id, (cell(job.name), state_cell(job), steps))
 
 
 def show_jobs() -> None:
@@ -155,7 +170,7 @@ def show_jobs() -> None:
     if not jobs:
         st.caption("None. Submit one on the Jobs page: it trains in what decode leaves idle.")
         return
-    columns = [Column("Job"), Column("State", "badge"), Column("Steps"), Column("Loss", end=True)]
+    columns = [Column("Job"), Column("State", "badge"), Column("Steps")]
     pressed = table(columns, [job_row(job) for job in jobs[:8]], key="active_jobs")
     if pressed:
         st.switch_page("views/jobs.py", query_params={"job": pressed})
