@@ -61,7 +61,6 @@ class Simulation:
         self._max_running = min(scenario.max_running, device.max_batch)
         self._padded = [0, *(device.padded(size) for size in range(1, self._max_running + 1))]
         self._steps = Steps()
-        self._prefill_ms = 0.0
         # the queue behind the last decode step: decode may start at _ready_ms; _rest is beside work that runs on
         self._ready_ms = 0.0
         self._rest_ms = 0.0
@@ -79,8 +78,11 @@ class Simulation:
         drift = sorted(scenario.drift, reverse=True)
         slower = 1.0
         draws: list[int] = []
+        warm_ms, warm_tokens = scenario.warmup_s * 1e3, 0.0
         now = 0.0
         while now < end_ms:
+            if now >= warm_ms:
+                warm_tokens, warm_ms = trainer.tokens(), inf
             if batch.next_ms <= now:
                 batch.arrive(now, not here)
             if trainer.next_ms <= now:
@@ -98,7 +100,7 @@ class Simulation:
             now = self._decode(now, spread[draws.pop()], slower)
         return Outcome(
             scenario, self._steps, batch.finished, batch.arrived, batch.size, len(batch.waiting), batch.retracted,
-            trainer, min(now, end_ms) / 1e3, self._prefill_ms, self.exclusive_tokens_s(),
+            trainer, warm_tokens, min(now, end_ms) / 1e3, self.exclusive_tokens_s(),
         )  # fmt: skip
 
     def exclusive_tokens_s(self) -> float:
@@ -262,7 +264,6 @@ class Simulation:
                 ms += device.prefill_ms(chunk, done)
                 done += chunk
         end = start + ms
-        self._prefill_ms += ms
         self._ready_ms, self._rest_ms, self._rest_kind = end, 0.0, None
         for request in chosen:
             if not request.emitted:

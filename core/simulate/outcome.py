@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,7 +62,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of a run. Latencies in ms, rates per second, shares of 1.
+    """The figures of a run after its warm-up. Latencies in ms, rates per second, shares of 1.
 
     itl: gaps between two tokens, by tokens, without prefill stalls (`stall_p99_ms`); attainment: share of them (for a
     `tpot` target: of requests) within the target; tpot: per finished request from its first token; a
@@ -99,7 +100,8 @@ class Summary:
 
 @dataclass(slots=True)
 class Outcome:
-    """All that happened in a run. running, waiting: requests that were not done when it ended."""
+    """All that happened in a run. running, waiting: requests that were not done when it ended; warm_tokens: what was
+    trained during the warm-up."""
 
     scenario: Scenario
     steps: Steps
@@ -109,35 +111,48 @@ class Outcome:
     waiting: int
     retracted: int
     trainer: Trainer
+    warm_tokens: float
     seconds: float
-    prefill_ms: float
     exclusive_tokens_s: float
 
+    def measured(self) -> list[Request]:
+        """The finished requests that had their first token after the warm-up."""
+        warm_ms = self.scenario.warmup_s * 1e3
+        return [request for request in self.finished if request.first_ms >= warm_ms]
+
     def tpot_ms(self) -> Array:
-        """Mean gap of each finished request of two tokens or more."""
-        return np.array(
-            [(r.last_ms - r.first_ms) / (r.output_tokens - 1) for r in self.finished if r.output_tokens > 1]
-        )
+        """Mean gap of each measured request of two tokens or more."""
+        ended = [request for request in self.measured() if request.output_tokens > 1]
+        return np.array([(request.last_ms - request.first_ms) / (request.output_tokens - 1) for request in ended])
+
+    def gaps(self) -> tuple[Array, Array]:
+        """The gap of each step after the warm-up, and its running requests."""
+        warm = np.searchsorted(self.steps.end_ms, self.scenario.warmup_s * 1e3)
+        return np.array(self.steps.gap_ms[warm:]), np.array(self.steps.batch[warm:], dtype=float)
 
     def summary(self) -> Summary:
         """The run's figures."""
         steps, target = self.steps, self.scenario.target_ms
-        gaps, batch = np.array(steps.gap_ms), np.array(steps.batch, dtype=float)
-        tpot = self.tpot_ms()
+        seconds = self.seconds - self.scenario.warmup_s
+        gaps, batch = self.gaps()
+        after_warmup = slice(len(steps.gap_ms) - len(gaps), None)
+        tpot, measured = self.tpot_ms(), self.measured()
         here = self.scenario.prefill == "here"
-        first = np.array([r.first_ms - r.arrival_s * 1e3 for r in self.finished]) if here else np.array([])
-        wait = np.array([r.joined_ms - r.arrival_s * 1e3 for r in self.finished if np.isfinite(r.joined_ms)])
+        first = np.array([r.first_ms - r.arrival_s * 1e3 for r in measured]) if here else np.array([])
+        wait = np.array([r.joined_ms - r.arrival_s * 1e3 for r in measured if np.isfinite(r.joined_ms)])
         stalls = np.array(steps.stall_ms).reshape(-1, 2)
-        planned = np.array(steps.beside, dtype=bool) | np.array(steps.after, dtype=bool)
+        launched = np.array(steps.beside[after_warmup]) + np.array(steps.after[after_warmup])
+        planned, missed = launched > 0, np.array(steps.missed[after_warmup], dtype=bool)
+        layouts, slack = steps.layout[after_warmup], np.maximum(steps.slack_ms[after_warmup], 0.0)
         within = tpot <= target if self.scenario.target_kind == "tpot" else gaps <= target
         weights = np.ones_like(tpot) if self.scenario.target_kind == "tpot" else batch
-        switches = sum(a is not b and a != b for a, b in zip(steps.layout, steps.layout[1:], strict=False))
-        tokens_s = self.trainer.tokens() / self.seconds
+        switches = sum(a is not b and a != b for a, b in pairwise(layouts))
+        tokens_s = (self.trainer.tokens() - self.warm_tokens) / seconds
         return Summary(
-            seconds=self.seconds,
+            seconds=seconds,
             steps=len(gaps),
             requests=self.arrived,
-            finished=len(self.finished),
+            finished=len(measured),
             batch_mean=_share(batch.sum(), len(batch)),
             itl_p50_ms=weighted_quantile(gaps, batch, 0.5),
             itl_p99_ms=weighted_quantile(gaps, batch, 0.99),
@@ -148,10 +163,10 @@ class Outcome:
             wait_p99_ms=_quantile(wait, 0.99),
             stall_p99_ms=weighted_quantile(stalls[:, 0], stalls[:, 1], 0.99) if here else None,
             attainment=_share((within * weights).sum(), weights.sum(), 1.0),
-            steps_over=_share((gaps > np.maximum(steps.slack_ms, 0.0)).sum(), len(gaps)),
-            miss_rate=_share((np.array(steps.missed, dtype=bool) & planned).sum(), planned.sum()),
+            steps_over=_share((gaps > slack).sum(), len(gaps)),
+            miss_rate=_share((missed & planned).sum(), planned.sum()),
             planned_steps=int(planned.sum()),
-            decode_tokens_s=float(batch.sum()) / self.seconds,
+            decode_tokens_s=float(batch.sum()) / seconds,
             finetune_tokens_s=tokens_s,
             exclusive_tokens_s=self.exclusive_tokens_s,
             exclusive_share=tokens_s / self.exclusive_tokens_s,

@@ -32,7 +32,8 @@ class Scenario:
     request's mean gap (`tpot`). prefill: `elsewhere` (a request comes with its KV cache and first token, as in a
     decode-only engine) or `here` (first come, first served, before any decode step; chunked). kv_tokens: KV limit, None
     for what the arena holds. reserve_blocks: KV blocks of 1,024 tokens that finetuning never takes. drift: from each
-    time (s) on, decode steps take this factor longer. seed: of the noise.
+    time (s) on, decode steps take this factor longer. warmup_s: figures count from then on, when the batch has filled
+    and the predictor has seen some steps. seed: of the noise.
     """
 
     arrivals: Sequence[Arrival]
@@ -45,6 +46,7 @@ class Scenario:
     kv_tokens: int | None = None
     reserve_blocks: int = 8
     drift: tuple[tuple[float, float], ...] = ()
+    warmup_s: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,3 +54,5 @@ class Scenario:
             value = getattr(self, name)
             if not (isfinite(value) and value > 0):
                 raise Invalid("scenario", f"scenario: {name} is {value}; give a number above zero", name)
+        if not 0 <= self.warmup_s < self.seconds:
+            raise Invalid("scenario", f"scenario: warmup_s is {self.warmup_s}; give 0 to {self.seconds} s", "warmup_s")

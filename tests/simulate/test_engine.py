@@ -152,6 +152,20 @@ def test_attainment_counts_tokens_and_steps_over_counts_steps(small: Device) -> 
     assert summary.attainment == pytest.approx(1 - 3 / summary.steps)
 
 
+def test_figures_count_from_the_end_of_the_warm_up(small: Device) -> None:
+    def early(state: StepState) -> StepPlan:
+        return StepPlan(after=3, job="job") if state.inflight_ms == 0 and state.kv_tokens < 120 else StepPlan()
+
+    whole, late = (run(small, early, LONG, 1.0, warmup_s=warmup).summary() for warmup in (0.0, 0.5))
+    assert whole.finetune_tokens_s > 0
+    assert late.finetune_tokens_s == 0
+    assert late.seconds == pytest.approx(0.5, abs=0.01)
+    assert late.steps < whole.steps
+    assert late.itl_p99_ms == pytest.approx(4.1)
+    with pytest.raises(Invalid, match="warmup_s is 2"):
+        Scenario([], 1.0, 10.0, warmup_s=2)
+
+
 # ---- plans that cannot be carried out --------------------------------------------------------------------------------
 
 
