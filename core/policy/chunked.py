@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.policy.allowance import earned, spent
-from core.policy.fit import NO_MEMORY, blocked, fit, idle, next_slack
+from core.policy.fit import NO_MEMORY, blocked, fit, idle, next_slack, start_ms
 from core.policy.shares import NO_SHARES, Shares, charge, next_job
 from core.policy.types import WHOLE, JobView, Predictor, StepPlan, StepState
 
@@ -54,7 +54,7 @@ def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = 
         answer = idle(job, predictor, state, knobs.idle_ms)
         return answer, Memory(credit, charge(shares, job, answer.after))
     decode = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
-    budget = next_slack(state, state.inflight_ms + decode) - decode
+    budget = next_slack(state, start_ms(state, WHOLE) + decode) - decode
     fitting, _ = fit(job, predictor, budget)
     count = max((end for end in _phase_ends(job) if end <= fitting), default=0)
     if not count and budget > 0 and (left := spent(credit, state)) is not None:

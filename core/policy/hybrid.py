@@ -32,7 +32,7 @@ class Knobs:
     as of `tasklet_slices`."""
 
     hold: int = 16
-    few: int = 3
+    few: int = 2
     gain: float = 0.05
     yielding: float = 0.0
     allowance: float = 0.004
@@ -45,10 +45,11 @@ KNOBS = Knobs()
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """best: layouts that were best when all were compared, age steps ago; squeeze: part of the extra time that may be
-    used; credit: decode tokens that may be late on purpose; shares: the tenants' accounts."""
+    """best: the layouts that were best when all of `layouts` were compared, `age` steps ago; squeeze: part of the extra
+    time that may be used; credit: decode tokens that may be late on purpose; shares: the tenants' accounts."""
 
     best: tuple[Layout, ...] = ()
+    layouts: tuple[Layout, ...] = ()
     age: int = 0
     squeeze: float = 1.0
     credit: float = 0.0
@@ -59,49 +60,55 @@ MEMORY = Memory()
 
 
 class _Way(NamedTuple):
-    """A way to fill step after step in a layout: trained per ms, bound of the decode step, ms that tasklets beside it
-    get, ms that those after it get (0: the finetune part is kept busy into the next step instead), and whether what is
-    queued leaves no time for it in this step."""
+    """A way to fill step after step in a layout: trained per ms, layout, bound of the decode step, ms until the
+    tasklets beside it end, ms that those after it get (0: the finetune part is kept busy into the next step instead),
+    and whether what is queued leaves no time for it in this step."""
 
     rate: float
     layout: Layout
     decode_ms: float
-    beside_ms: float = 0.0
-    after_ms: float = 0.0
-    later: bool = False
+    end_ms: float
+    after_ms: float
+    later: bool
+
+
+class _Question(NamedTuple):
+    """What is the same for all layouts of a step: state and predictor, the next tasklet's kind and its ms on the whole
+    device, the tightest slack and the shortest gap that a target gives, and the part of the extra time to be used."""
+
+    state: StepState
+    predictor: Predictor
+    kind: TaskletKind
+    unit_ms: float
+    slack_ms: float
+    share_ms: float
+    squeeze: float
 
 
 def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = KNOBS) -> tuple[StepPlan, Memory]:
     """The way that trains most per ms within the target."""
     credit = earned(memory.credit, state, knobs.allowance)
-    squeeze = memory.squeeze
-    if state.waiting:
-        squeeze *= 1 - knobs.yielding
-    elif squeeze < 1:
-        squeeze = min(1.0, squeeze + knobs.yielding / 4)
+    squeeze = _squeeze(state, memory.squeeze, knobs.yielding)
+    best, layouts, age = memory.best, memory.layouts, memory.age + 1
     if reason := blocked(state, predictor):
-        return StepPlan(retreat(state, predictor), pause=True, reason=reason), Memory(
-            memory.best, memory.age, squeeze, credit, memory.shares
-        )
+        answer = StepPlan(retreat(state, predictor), pause=True, reason=reason)
+        return answer, Memory(best, layouts, age, squeeze, credit, memory.shares)
     job, shares = next_job(state, memory.shares, knobs.quantum_tokens)
     if job is None:
-        return StepPlan(retreat(state, predictor), pause=True, reason=NO_MEMORY), Memory(
-            memory.best, memory.age, squeeze, credit, shares
-        )
+        answer = StepPlan(retreat(state, predictor), pause=True, reason=NO_MEMORY)
+        return answer, Memory(best, layouts, age, squeeze, credit, shares)
     if not state.batch:
         answer = idle(job, predictor, state, knobs.idle_ms)
-        return answer, Memory(memory.best, knobs.hold, squeeze, credit, charge(shares, job, answer.after))
+        return answer, Memory((), (), 0, squeeze, credit, charge(shares, job, answer.after))
 
-    best, age, way = memory.best, memory.age + 1, None
+    way = None
     if job.tasklets:
-        unit = predictor.tasklet_ms(WHOLE, job.tasklets[0])
-        if age < knobs.hold:
-            ways = _ways(state, predictor, best, job.tasklets[0], unit, squeeze, knobs.gain)
-        if age >= knobs.hold or (len(best) != 1 and not ways):
-            ways = _ways(state, predictor, state.layouts, job.tasklets[0], unit, squeeze, knobs.gain)
-            ways.sort(reverse=True)
-            best, age = (WHOLE, *[way.layout for way in ways[: knobs.few] if way.layout != WHOLE]), 0
-        way = max(ways, default=None)
+        question = _question(state, predictor, job.tasklets[0], squeeze)
+        if age < knobs.hold and layouts == state.layouts:
+            way, _ = _best(question, best, knobs.gain, 0)
+        if way is None and (best or age >= knobs.hold or layouts != state.layouts):
+            way, best = _best(question, state.layouts, knobs.gain, knobs.few)
+            layouts, age = state.layouts, 0
     if state.beside_ms and (way is None or way.later):
         reason = "no layout holds the target" if way is None else f"drains before {way.layout}"
         answer = StepPlan(retreat(state, predictor), job=job.job_id, pause=way is None, reason=reason)
@@ -111,59 +118,77 @@ def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = 
     else:
         answer = _fill(state, predictor, job, way)
     shares = charge(shares, job, answer.beside + answer.after)
-    return answer, Memory(best, age, squeeze, credit, shares)
+    return answer, Memory(best, layouts, age, squeeze, credit, shares)
 
 
-def _ways(
-    state: StepState,
-    predictor: Predictor,
-    layouts: tuple[Layout, ...],
-    kind: TaskletKind,
-    unit: float,
-    squeeze: float,
-    gain: float,
-) -> list[_Way]:
-    """The best way of each layout that has one."""
-    ways = []
+def _squeeze(state: StepState, squeeze: float, yielding: float) -> float:
+    if state.waiting:
+        return squeeze * (1 - yielding)
+    return squeeze if squeeze == 1 else min(1.0, squeeze + yielding / 4)
+
+
+def _question(state: StepState, predictor: Predictor, kind: TaskletKind, squeeze: float) -> _Question:
+    slack = min(state.slack_ms) if state.slack_ms else inf
+    share = min(state.target_ms) if state.target_ms else slack
+    return _Question(state, predictor, kind, predictor.tasklet_ms(WHOLE, kind), slack, share, squeeze)
+
+
+def _best(
+    question: _Question, layouts: tuple[Layout, ...], gain: float, few: int
+) -> tuple[_Way | None, tuple[Layout, ...]]:
+    """The best way of those in `layouts`, and the `few` best layouts, which are compared until the next time."""
+    state = question.state
+    busy = state.layout if state.beside_ms or state.inflight_ms else None
+    best, most, ranking = None, 0.0, []
     for layout in layouts:
-        way = _way(state, predictor, layout, kind, unit, squeeze)
+        way = _way(question, layout)
         if way is not None:
-            if layout == state.layout and (state.beside_ms or state.inflight_ms):
-                way = way._replace(rate=way.rate * (1 + gain))
-            ways.append(way)
-    return ways
+            rate = way[0] * (1 + gain) if layout == busy else way[0]
+            if rate > most:
+                best, most = way, rate
+            if few:
+                ranking.append((rate, layout))
+    ranking.sort(reverse=True)
+    return best and _Way(*best), tuple([layout for _, layout in ranking[:few]])
 
 
-def _way(
-    state: StepState, predictor: Predictor, layout: Layout, kind: TaskletKind, unit: float, squeeze: float
-) -> _Way | None:
-    """The best way in one layout, None when its step does not hold the target or nothing fits. unit: ms of the next
-    tasklet, which is of `kind`, on the whole device."""
-    beside = None if layout == WHOLE else kind
-    decode = predictor.decode_upper_ms(layout, state.padded, state.kv_tokens, beside, state.max_kv)
-    if decode == inf:
-        return None
+def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, float, float, bool] | None:
+    """The fields of the best `_Way` in one layout, None when its step does not hold the target or nothing fits."""
+    state, predictor, kind, unit, slack, share, squeeze = question
+    whole = layout == WHOLE
+    decode = predictor.decode_upper_ms(layout, state.padded, state.kv_tokens, None if whole else kind, state.max_kv)
     gap = start_ms(state, layout) + decode
-    later = gap > min(state.slack_ms, default=inf)
-    slack = next_slack(state, decode if later else gap)
-    if beside is None:
-        after = (slack - decode) * squeeze // unit * unit if slack < inf else unit
-        return _Way(after / (decode + after), layout, decode, after_ms=after, later=later) if after > 0 else None
+    later = gap > slack
+    if later:
+        gap = decode
+    if gap > share:
+        slack = next_slack(state, gap)
     if squeeze < 1:
         alone = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
         slack = alone + (slack - alone) * squeeze
-    tasklet = predictor.tasklet_ms(layout, kind, state.padded, state.kv_tokens)
-    if tasklet == inf or decode > slack:
+    if decode > slack or decode == inf:
         return None
-    rate, beside_ms, after_ms = unit / tasklet, decode, 0.0
+    if whole:
+        after = (slack - decode) // unit * unit if slack < inf else unit
+        return (after / (decode + after), layout, decode, decode, after, later) if after > 0 else None
+    tasklet = predictor.tasklet_ms(layout, kind, state.padded, state.kv_tokens)
+    if tasklet == inf:
+        return None
+    rate, end_ms, after_ms = unit / tasklet, decode, 0.0
     left = state.beside_ms if layout == state.layout else 0.0
     count = (decode - left) // tasklet
-    for number in (count, count + 1):
-        end = max(decode, left + number * tasklet)
+    if count > 0:  # what ends with the decode step
+        after = (slack - decode) // unit * unit if slack < inf else unit
+        trained = (count * unit + after) / (decode + after)
+        if after > 0 and trained > rate:
+            rate, after_ms = trained, after
+    end = left + (count + 1) * tasklet  # one more, which the whole device waits for
+    if decode < end < slack - unit:
         after = (slack - end) // unit * unit if slack < inf else unit
-        if number > 0 and after > 0 and (trained := (number * unit + after) / (end + after)) > rate:
-            rate, beside_ms, after_ms = trained, end - left, after
-    return _Way(rate, layout, decode, beside_ms, after_ms, later)
+        trained = ((count + 1) * unit + after) / (end + after)
+        if trained > rate:
+            rate, end_ms, after_ms = trained, end, after
+    return rate, layout, decode, end_ms, after_ms, later
 
 
 def _fill(state: StepState, predictor: Predictor, job: JobView, way: _Way) -> StepPlan:
@@ -173,7 +198,7 @@ def _fill(state: StepState, predictor: Predictor, job: JobView, way: _Way) -> St
     if not way.after_ms:
         count, _ = fit_beside(state, predictor, job, layout, way.decode_ms - left, cover=True)
         return StepPlan(layout, beside=count, job=job.job_id, reason="finetune part kept busy")
-    count, used = fit_beside(state, predictor, job, layout, way.beside_ms + 1e-6, cover=False)
+    count, used = fit_beside(state, predictor, job, layout, way.end_ms - left + 1e-6, cover=False)
     late = max(0.0, left + used - way.decode_ms)
     slack = next_slack(state, start_ms(state, layout) + way.decode_ms)
     budget = slack - way.decode_ms - late if slack < inf else way.after_ms

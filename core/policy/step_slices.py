@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from core.policy.fit import NO_MEMORY, blocked, fit, next_slack
+from core.policy.fit import NO_MEMORY, blocked, fit, next_slack, start_ms
 from core.policy.shares import NO_SHARES, Shares, charge, next_job
 from core.policy.types import WHOLE, Predictor, StepPlan, StepState
 
@@ -40,7 +40,7 @@ def plan(state: StepState, predictor: Predictor, memory: Shares, knobs: Knobs = 
         count = job.tasklets.index("optimizer") + 1
     if state.batch:
         decode = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
-        budget = min(next_slack(state, state.inflight_ms + decode) - decode, knobs.deferral_ms)
+        budget = min(next_slack(state, start_ms(state, WHOLE) + decode) - decode, knobs.deferral_ms)
         fitting, _ = fit(job, predictor, budget)
         if fitting < count:
             reason = f"the micro-batch does not fit in {budget:.1f} ms"

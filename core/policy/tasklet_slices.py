@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from core.policy.allowance import earned, spent
-from core.policy.fit import NO_MEMORY, blocked, fit, idle, next_slack
+from core.policy.fit import NO_MEMORY, blocked, fit, idle, next_slack, start_ms
 from core.policy.shares import NO_SHARES, Shares, charge, next_job
 from core.policy.types import WHOLE, JobView, Predictor, StepPlan, StepState
 
@@ -70,7 +70,7 @@ def time_slice(
     decode = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
     if decode == inf:
         return StepPlan(job=job.job_id, pause=True, reason="no prediction for a step of this size"), credit
-    slack = next_slack(state, state.inflight_ms + decode)
+    slack = next_slack(state, start_ms(state, WHOLE) + decode)
     budget = squeeze * (untargeted_ms if slack == inf else slack - max(decode, next_ms))
     if next_ms > decode:
         count, _ = fit(job, predictor, budget)

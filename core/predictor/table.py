@@ -20,7 +20,8 @@ class Grid:
     """The sizes that tables cover: captured batches, KV tokens up to `max_kv_tokens`, requests up to `max_kv` tokens.
 
     rows: batch → row, a batch that was not captured having the row of the next larger one; kv_scale, length_scale:
-    the column of a number of tokens is its square root times that.
+    the column of a number of tokens is its square root times that; first_bucket: row → its first load bucket, of which
+    there are `buckets` in all.
     """
 
     def __init__(self, captured: tuple[int, ...], max_kv_tokens: int, max_kv: int) -> None:
@@ -30,12 +31,8 @@ class Grid:
         self.max_kv = max_kv
         self.kv_scale = STEPS / sqrt(max_kv_tokens)
         self.length_scale = STEPS / sqrt(max_kv)
-        self._first_bucket = [(batch.bit_length() - 1) * _TIERS for batch in self.batches]
-        self.buckets = self._first_bucket[-1] + _TIERS
-
-    def bucket(self, padded: int, kv_tokens: int) -> int:
-        """The load bucket, below `buckets`, of a size within the grid."""
-        return self._first_bucket[self.rows[padded]] + int(sqrt(kv_tokens) * self.kv_scale) // _PER_BUCKET
+        self.first_bucket = [(batch.bit_length() - 1) * _TIERS for batch in self.batches]
+        self.buckets = self.first_bucket[-1] + _TIERS
 
     def bucket_middles(self) -> tuple[Array, Array]:
         """Batch and KV tokens in the middle of each load bucket."""
@@ -75,19 +72,27 @@ class StepTable:
 
     def ms(self, padded: int, kv_tokens: int, max_kv: int) -> float:
         """ms of a step; ``inf`` outside the grid."""
+        return self.look_up(padded, kv_tokens, max_kv)[0]
+
+    def look_up(self, padded: int, kv_tokens: int, max_kv: int) -> tuple[float, int]:
+        """ms of a step and its load bucket; ``inf`` and 0 outside the grid."""
         grid = self._grid
         if padded >= len(grid.rows) or kv_tokens > grid.max_kv_tokens or max_kv > grid.max_kv:
-            return inf
+            return inf, 0
         row = grid.rows[padded]
         at = sqrt(kv_tokens) * grid.kv_scale
         low = int(at)
         values = self._by_kv[row]
         ms = values[low] + (values[low + 1] - values[low]) * (at - low)
-        at = sqrt(max_kv) * grid.length_scale
-        low = int(at)
-        values = self._by_length[row]
-        longest = values[low] + (values[low + 1] - values[low]) * (at - low)
-        return longest if longest > ms else ms
+        bucket = grid.first_bucket[row] + low // _PER_BUCKET
+        if max_kv:
+            at = sqrt(max_kv) * grid.length_scale
+            low = int(at)
+            values = self._by_length[row]
+            longest = values[low] + (values[low + 1] - values[low]) * (at - low)
+            if longest > ms:
+                return longest, bucket
+        return ms, bucket
 
 
 class FactorTable:

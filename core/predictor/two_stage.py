@@ -121,10 +121,7 @@ class TwoStagePredictor:
         surface = self._steps.get((layout if beside is not None else _alone(layout), beside))
         if surface is None:
             return inf
-        ms = surface.table.ms(padded, kv_tokens, max_kv)
-        if ms == inf:
-            return inf
-        bucket = self._grid.bucket(padded, kv_tokens)
+        ms, bucket = surface.table.look_up(padded, kv_tokens, max_kv)
         return ms * surface.scale.value * self._device.value * self._widening * surface.bound.factors[bucket]
 
     def tasklet_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
@@ -145,10 +142,11 @@ class TwoStagePredictor:
     ) -> bool:
         """Learn one step; True when it outlasted its bound. Steps outside the grid teach nothing."""
         surface = self._steps.get((layout if beside is not None else _alone(layout), beside))
-        predicted = surface.table.ms(padded, kv_tokens, max_kv) if surface is not None else inf
-        if surface is None or predicted == inf:
+        if surface is None:
             return False
-        bucket = self._grid.bucket(padded, kv_tokens)
+        predicted, bucket = surface.table.look_up(padded, kv_tokens, max_kv)
+        if predicted == inf:
+            return False
         device = self._device
         ratio = ms / (predicted * surface.scale.value * device.value)
         missed = ratio > surface.bound.factors[bucket] * self._widening

@@ -65,8 +65,9 @@ def test_a_factor_is_that_of_the_nearest_size() -> None:
 
 
 def test_every_size_has_a_load_bucket() -> None:
-    buckets = {GRID.bucket(batch, kv) for batch in range(1, 33) for kv in range(0, 65_537, 512)}
+    made = table()
+    buckets = {made.look_up(batch, kv, 0)[1] for batch in range(1, 33) for kv in range(0, 65_537, 512)}
     assert min(buckets) >= 0 and max(buckets) < GRID.buckets
-    assert GRID.bucket(4, 100) != GRID.bucket(32, 100) != GRID.bucket(32, 60_000)
+    assert len({made.look_up(batch, kv, 0)[1] for batch, kv in ((4, 100), (32, 100), (32, 60_000))}) == 3
     batch, kv = GRID.bucket_middles()
     assert len(batch) == len(kv) == GRID.buckets
