@@ -1,0 +1,298 @@
+"""What finetuning costs decode, and what it gets, at every layout: the frontier of one model on one GPU.
+
+    python -m benchmarks.frontier --model llama-3-8b --attention fa3 --batches 32 128
+
+One engine (random weights, LoRA serving on with one adapter in use, overlap scheduler on) decodes fixed batches of
+512-token prompts. Operating points are swept once: plain SGLang, this runtime without a job, each split alone and with
+its finetune part kept busy, confined parts, tasklets behind the step, and both together; then, on a profile made of
+them, the policies run live at a list of targets. Every point is one `generate` call whose requests carry the point's
+number in their ids; the scheduler process reads it there, so nothing else has to be told at run time.
+
+A row's finetune_tokens_s counts tasklets that ended while the point was measured, each for its share of a micro-batch
+by its time on the whole device; micro-batches have no padding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.record import provenance, write
+from core.policy.types import WHOLE, Layout
+
+FOLDER = "HARLI_FRONTIER"
+PROMPT = 512
+SKIP = 10  # first steps of a point: the batch is still filling
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-3-8b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 128256, "rope_theta": 500000.0,
+    },
+    "qwen2.5-7b": {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
+        "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
+        "rope_theta": 1000000.0,
+    },
+}  # fmt: skip
+_COMMON = {
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "bos_token_id": 0,
+    "eos_token_id": 1, "hidden_act": "silu", "tie_word_embeddings": False,
+}  # fmt: skip
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TARGETS = {32: (7.5, 8, 9, 11, 13, 16, 28, 50), 128: (12, 14, 16, 18, 20, 28, 34, 50)}
+
+
+@dataclass(frozen=True)
+class Point:
+    """mode plain: SGLang untouched; fixed: `layout`, its finetune part kept busy when `busy`, `after` tasklets behind
+    each step; policy: `policy` plans for a p99 gap of `target_ms`."""
+
+    batch: int
+    mode: str
+    steps: int
+    layout: Layout = WHOLE
+    busy: bool = False
+    after: int = 0
+    policy: str = ""
+    target_ms: float = 0.0
+
+    @property
+    def name(self) -> str:
+        if self.mode == "policy":
+            return self.policy
+        if self.mode == "plain":
+            return "plain"
+        if self.busy:
+            return "static + slices" if self.after else self.layout.kind.replace("split", "static")
+        return "slices" if self.after else "solo"
+
+
+def sweep(batch: int, splits: list[int], sms: int, steps: int) -> list[Point]:
+    """The fixed points of one batch size; plain and no job in turn, so that drift hits both."""
+    points = [Point(batch, mode, steps) for _ in range(2) for mode in ("plain", "fixed")]
+    parts = [Layout("split", d, sms - d) for d in splits]
+    confined = [Layout("confined", 0, part.finetune_sms) for part in parts[::2]]
+    points += [Point(batch, "fixed", steps // 2 + SKIP, part) for part in parts]
+    points += [Point(batch, "fixed", steps, part, busy=True) for part in parts + confined]
+    points += [Point(batch, "fixed", steps, after=k) for k in (1, 3, 6, 12)]
+    middle = parts[len(parts) // 3 :]
+    points += [Point(batch, "fixed", steps, part, busy=True, after=k) for part in middle[::2] for k in (2, 6)]
+    return points
+
+
+# ---- this process: requests ------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    arguments.add_argument("--model", choices=MODELS, default="llama-3-8b")
+    arguments.add_argument("--attention", choices=("fa3", "triton"), default="fa3")
+    arguments.add_argument("--batches", type=int, nargs="+", default=[32, 128])
+    arguments.add_argument("--splits", type=int, nargs="+", default=[112, 96, 80, 64, 48, 32])
+    arguments.add_argument("--sms", type=int, default=132, help="SMs of the GPU")
+    arguments.add_argument("--steps", type=int, default=250)
+    arguments.add_argument("--policies", nargs="*", default=["hybrid", "harli", "tasklet_slices"])
+    arguments.add_argument("--micro-batch-tokens", type=int, default=2048)
+    arguments.add_argument("--rank", type=int, default=16)
+    arguments.add_argument("--seconds", type=float, default=1e9, help="stop starting points after so long")
+    arguments.add_argument("--name", default="frontier")
+    options = arguments.parse_args()
+    points = [p for batch in options.batches for p in sweep(batch, options.splits, options.sms, options.steps)]
+    points += [
+        Point(batch, "policy", options.steps, policy=policy, target_ms=target)
+        for policy in options.policies
+        for batch in options.batches
+        for target in TARGETS.get(batch, ())
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        outputs, points = _serve(Path(folder), options, points)
+        body = msgspec.json.decode((Path(folder) / "results.json").read_bytes())
+        profile = Path(folder) / "profile.json"
+        if profile.is_file():
+            write(f"{options.name}_profile", json.loads(profile.read_text()))
+    rows = _rows(options, points, body["points"])
+    correct = _same_tokens(points, outputs)
+    record = provenance("sglang", "torch", "transformers", "harli") | {
+        "gpu": body["gpu"], "setup": body["setup"], "same_tokens": correct, "rows": rows,
+    }  # fmt: skip
+    print("wrote", write(options.name, record))
+    _print(rows, correct, body["setup"])
+
+
+def _serve(folder: Path, options: Any, points: list[Point]) -> tuple[list[Any], list[Point]]:
+    """Run the points; returns the tokens of each and the points that there was time for."""
+    from sglang.srt.entrypoints.engine import Engine
+
+    began = time.time()
+    os.environ[FOLDER] = str(folder)
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODELS[options.model] | _COMMON))
+    plan = {"options": vars(options), "points": [asdict(point) for point in points]}
+    (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
+
+    class FrontierEngine(Engine):
+        run_scheduler_process_func = staticmethod(run_scheduler)
+
+    engine = FrontierEngine(
+        model_path=str(model), load_format="dummy", skip_tokenizer_init=True, attention_backend=options.attention,
+        sampling_backend="pytorch", grammar_backend="none", mem_fraction_static=0.28, log_level="warning",
+        cuda_graph_bs_decode=sorted({8, *options.batches}), max_running_requests=max(options.batches),
+        enable_lora=True, max_lora_rank=options.rank, max_loras_per_batch=2, lora_target_modules=list(MODULES),
+    )  # fmt: skip
+    print(f"engine up after {time.time() - began:.0f} s", flush=True)
+    _load_adapter(engine, MODELS[options.model], options.rank)
+    vocabulary = MODELS[options.model]["vocab_size"] - 1000
+    outputs: list[Any] = []
+    for batch in options.batches:  # fills the prefix cache, compiles what is compiled at first use
+        _generate(engine, f"warm{batch}", batch, 24, vocabulary)
+    for number, point in enumerate(points):
+        if time.time() - began > options.seconds:
+            break
+        outputs.append(_generate(engine, f"p{number}", point.batch, point.steps + SKIP, vocabulary))
+        if number % 10 == 0:
+            print(f"{time.time() - began:.0f} s: point {number} of {len(points)}", flush=True)
+    _generate(engine, "end", 1, 4, vocabulary)
+    engine.shutdown()
+    return outputs, points[: len(outputs)]
+
+
+def _generate(engine: Any, name: str, batch: int, tokens: int, vocabulary: int) -> list[list[int]]:
+    answers = engine.generate(
+        input_ids=[[(7919 * i + 31 * j) % vocabulary + 5 for j in range(PROMPT)] for i in range(batch)],
+        sampling_params={"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0.0},
+        rid=[f"{name}-{i}" for i in range(batch)],
+        lora_path=["adapter"] * batch,
+    )
+    return [answer["output_ids"] for answer in answers]
+
+
+def _load_adapter(engine: Any, shape: dict[str, Any], rank: int) -> None:
+    """Load an adapter with small random factors on every linear layer."""
+    import torch
+
+    hidden, width = shape["hidden_size"], shape["intermediate_size"]
+    head = shape.get("head_dim") or hidden // shape["num_attention_heads"]
+    q, kv = shape["num_attention_heads"] * head, shape["num_key_value_heads"] * head
+    sizes = {
+        "self_attn.q_proj": (hidden, q), "self_attn.k_proj": (hidden, kv), "self_attn.v_proj": (hidden, kv),
+        "self_attn.o_proj": (q, hidden), "mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width),
+        "mlp.down_proj": (width, hidden),
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for layer in range(shape["num_hidden_layers"]):
+        for module, (inputs, outputs) in sizes.items():
+            name = f"base_model.model.model.layers.{layer}.{module}.lora_"
+            for factor, size in (("A", (rank, inputs)), ("B", (outputs, rank))):
+                tensors[f"{name}{factor}.weight"] = (torch.randn(size, generator=generator) * 0.01).bfloat16()
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(MODULES), "bias": "none"}
+    # From memory: with load_format dummy SGLang reads no weights from a folder, an adapter's neither.
+    loaded = engine.load_lora_adapter_from_tensors("adapter", tensors, config)
+    if not loaded.success:
+        raise RuntimeError(f"the adapter was not loaded: {loaded.error_message}")
+
+
+def _rows(options: Any, points: list[Point], measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    solo: dict[int, list[float]] = {}
+    for point, found in zip(points, measured, strict=True):
+        if point.mode == "plain":
+            solo.setdefault(point.batch, []).extend(found["gaps"])
+    rows = []
+    for point, found in zip(points, measured, strict=True):
+        gaps, alone = sorted(found["gaps"]), sorted(solo[point.batch])
+        if not gaps:
+            continue
+        rows.append(
+            {
+                "model": options.model, "batch": point.batch, "context": f"{PROMPT}-{PROMPT + point.steps}",
+                "attention": options.attention, "lora": True, "policy": point.name,
+                "layout": str(point.layout) if point.mode != "policy" else found["layouts"],
+                "after": point.after, "target_ms": point.target_ms or None,
+                "p50_ms": _quantile(gaps, 0.5), "p99_ms": _quantile(gaps, 0.99), "steps": len(gaps),
+                "finetune_tokens_s": round(found["tokens_s"]), "solo_p50_ms": _quantile(alone, 0.5),
+                "solo_p99_ms": _quantile(alone, 0.99), "host_us_p50": found["host_us_p50"],
+                "beside": found["beside"], "after_mean": found["after"],
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _quantile(rising: list[float], share: float) -> float:
+    return round(rising[min(len(rising) - 1, int(len(rising) * share))], 3)
+
+
+def _same_tokens(points: list[Point], outputs: list[Any]) -> dict[str, str]:
+    """How many requests of each point got the tokens that plain SGLang gave them, as far as both are long."""
+    plain: dict[int, Any] = {}
+    answer: dict[str, str] = {}
+    for point, tokens in zip(points, outputs, strict=True):
+        reference = plain.setdefault(point.batch, tokens)
+        same = sum(
+            a[: min(len(a), len(b))] == b[: min(len(a), len(b))] for a, b in zip(tokens, reference, strict=True)
+        )
+        key = f"{point.batch} {point.name} {point.layout} +{point.after}" + (
+            f" @{point.target_ms:g}" if point.target_ms else ""
+        )
+        if key not in answer or same < int(answer[key].split()[0]):
+            answer[key] = f"{same} of {len(tokens)}"
+    return answer
+
+
+def _print(rows: list[dict[str, Any]], correct: dict[str, str], setup: dict[str, Any]) -> None:
+    print(json.dumps(setup))
+    for row in rows:
+        print(
+            f"bs {row['batch']:>3} {row['policy']:<15} {str(row['layout'])[:46]:<46} +{row['after']:<2} "
+            f"target {row['target_ms'] or '-':>4} p50 {row['p50_ms']:6.2f} p99 {row['p99_ms']:6.2f} n {row['steps']:>4}"
+            f" {row['finetune_tokens_s']:>6} tok/s host {row['host_us_p50']} us"
+        )
+    differing = {key: text for key, text in correct.items() if text.split()[0] != text.split()[2]}
+    print("tokens differ from plain:", differing or "nowhere")
+
+
+# ---- the scheduler process -------------------------------------------------------------------------------------------
+
+
+def run_scheduler(*args: Any, **kwargs: Any) -> None:
+    """SGLang's scheduler process with the benchmark inside."""
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+    from sglang.srt.managers import scheduler as module
+
+    from benchmarks.frontier_engine import Bench
+
+    scheduler = module.Scheduler
+    run_loop, run_batch, result = (
+        scheduler.run_event_loop,
+        scheduler.run_batch,
+        scheduler.process_batch_result,
+    )
+
+    def with_bench(self: Any) -> None:
+        self.bench = Bench(self, Path(os.environ[FOLDER]))
+        run_loop(self)
+
+    scheduler.run_event_loop = with_bench
+    scheduler.run_batch = lambda self, batch, *a, **k: self.bench.run(batch, lambda: run_batch(self, batch, *a, **k))
+    scheduler.process_batch_result = lambda self, batch, *a, **k: self.bench.ended(
+        batch, lambda: result(self, batch, *a, **k)
+    )
+    module.run_scheduler_process(*args, **kwargs)
+
+
+def point_of(raw: dict[str, Any]) -> Point:
+    """A point as the plan file has it."""
+    return replace(Point(**raw), layout=Layout(*raw["layout"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,366 @@
+"""The part of the frontier benchmark that runs inside SGLang's scheduler process: partitions, graphs, executor, points.
+
+It drives the executor as the runtime does, with a plan of its own at fixed points and a policy's at the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from benchmarks.frontier import FOLDER, PROMPT, SKIP, Point, point_of
+from core.partition import green
+from core.policy import bind
+from core.policy.types import WHOLE, JobView, Layout, StepPlan, StepState, TaskletKind
+from core.predictor.profile import Machine, Profile, TaskletPoint
+from core.predictor.profile import Point as StepPoint
+from core.predictor.two_stage import TwoStagePredictor
+from core.runtime.executor import Executor, Ran, Size
+from core.serving.layouts import DecodeLayouts
+
+__all__ = ["FOLDER", "Bench"]
+_AHEAD = 64
+
+
+class Feed:
+    """Endless random micro-batches for the captured trainer; what it trained is counted by `tokens`."""
+
+    def __init__(self, model: Any, model_path: Path, partitions: Any, tokens: int, rank: int) -> None:
+        from core.finetune.captured import CapturedTrainer, Slot
+        from core.finetune.fused import FusedWeights
+        from core.finetune.views import shared_model
+
+        weights = FusedWeights.of(model, shared_model(model, model_path))
+        self.streams = list(dict.fromkeys(part.finetune for part in partitions.parts))
+        self._at = {part.layout: self.streams.index(part.finetune) for part in partitions.parts}
+        self._trainer = CapturedTrainer(weights, Slot(rank, tokens), self.streams)
+        self._trainer.load_job(
+            _fresh_lora(weights, rank), scaling=2.0, weight_decay=0.0, max_grad_norm=1.0
+        )
+        self._batch = _micro_batch(tokens, weights.shape.vocabulary)
+        self.micro_batch_tokens = tokens
+        self._load()
+
+    def _load(self) -> None:
+        self.kinds: tuple[TaskletKind, ...] = tuple(self._trainer.load_step([self._batch], learning_rate=1e-5))
+        self._next = 0
+
+    def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
+        return self.kinds[self._next : self._next + count]
+
+    def launch(self, layout: Layout) -> TaskletKind:
+        kind = self.kinds[self._next]
+        self._trainer.launch(self._at[layout], self._next)
+        self._next += 1
+        if self._next == len(self.kinds):
+            self._load()
+        return kind
+
+    def losses(self) -> list[float]:
+        return [result.loss for result in self._trainer.results()]
+
+
+class Bench:
+    """One engine's points, told apart by the ids of the running requests."""
+
+    def __init__(self, scheduler: Any, folder: Path) -> None:
+        plan = msgspec.json.decode((folder / "plan.json").read_bytes())
+        options = plan["options"]
+        self._folder = folder
+        self.points = [point_of(raw) for raw in plan["points"]]
+        began = time.perf_counter()
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.partitions = green.make(device, 0, options["splits"])
+        free = torch.cuda.mem_get_info()[0]
+        self.layouts = DecodeLayouts(scheduler.tp_worker.model_runner, self.partitions)
+        captured = time.perf_counter()
+        decode_gib = (free - torch.cuda.mem_get_info()[0]) / 2**30
+        free = torch.cuda.mem_get_info()[0]
+        with torch.inference_mode(False), torch.enable_grad():
+            self.feed = make_feed(scheduler, folder, self.partitions, options)
+        self._kind_ms: dict[tuple[Layout, TaskletKind], float] = {}
+        self.executor = Executor(
+            scheduler.forward_stream,
+            {part.layout: part.finetune for part in self.partitions.parts},
+            select=self.layouts.select,
+            new_event=lambda: torch.cuda.Event(enable_timing=True),
+            tasklet_ms=lambda layout, kind: self._kind_ms.get((layout, kind), 2.0),
+        )
+        done = time.perf_counter()
+        self.setup: dict[str, Any] = {
+            "layouts": [str(layout) for layout in self.partitions.layouts],
+            "decode_graphs_s": round(captured - began, 1), "decode_graphs_gib": round(decode_gib, 2),
+            "tasklet_graphs_s": round(done - captured, 1),
+            "tasklet_graphs_gib": round((free - torch.cuda.mem_get_info()[0]) / 2**30, 2),
+        }  # fmt: skip
+        self._tasklet_points = self._alone()
+        self.records: dict[int, dict[str, Any]] = {}
+        self.number: int | None = None
+        self._last: tuple[int, float] | None = None
+        self._policy: Any = None
+        self._memory: Any = None
+        self._predictor: Any = None
+        self._plan = StepPlan()
+        self._expected = 6.0
+
+    # ---- tasklets alone ----------------------------------------------------------------------------------------------
+
+    def _alone(self) -> list[TaskletPoint]:
+        """Time one micro-batch alone on every finetune part, and exclusive finetuning on the whole device."""
+        points = []
+        seen: set[int] = set()
+        for part in self.partitions.parts:
+            if id(part.finetune) in seen:
+                for kind in set(self.feed.kinds):
+                    same = next(p for p in self.partitions.parts if p.finetune is part.finetune)
+                    self._kind_ms[part.layout, kind] = self._kind_ms[same.layout, kind]
+                    points.append(TaskletPoint(layout=part.layout, kind=kind, ms=self._kind_ms[part.layout, kind],
+                                               p99_ms=self._kind_ms[part.layout, kind] * 1.05))  # fmt: skip
+                continue
+            seen.add(id(part.finetune))
+            for _ in range(2 if part.layout == WHOLE else 1):
+                spent = self._micro_batch_alone(part.layout)
+            by_kind: dict[TaskletKind, list[float]] = defaultdict(list)
+            for ran in spent:
+                by_kind[ran.kind].append(ran.ms)
+            for kind, values in by_kind.items():
+                self._kind_ms[part.layout, kind] = median(values)
+                tail = max(median(values) * 1.05, sorted(values)[int(len(values) * 0.95)])
+                points.append(TaskletPoint(layout=part.layout, kind=kind, ms=median(values), p99_ms=tail))
+            self.setup[f"micro_batch_ms {part.layout}"] = round(sum(ran.ms for ran in spent), 1)
+        whole = {kind: self._kind_ms[WHOLE, kind] for kind in set(self.feed.kinds)}
+        total = sum(whole[kind] for kind in self.feed.kinds)
+        self.tokens = {kind: self.feed.micro_batch_tokens * ms / total for kind, ms in whole.items()}
+        began = time.perf_counter()
+        for _ in range(4):
+            self._micro_batch_alone(WHOLE)
+        self.setup["exclusive_tokens_s"] = round(4 * self.feed.micro_batch_tokens / (time.perf_counter() - began))
+        self.setup["kinds_ms"] = {kind: round(ms, 3) for kind, ms in whole.items()}
+        self.setup["losses"] = [round(loss, 4) for loss in self.feed.losses()][:3]
+        return points
+
+    def _micro_batch_alone(self, layout: Layout) -> list[Ran]:
+        executor, count, ran = self.executor, len(self.feed.kinds), []
+        left = count
+        while left:
+            left -= executor._queue(self.feed, layout, min(left, 8), None, Size(0, 0, 0))
+            ran += executor.collect()[1]
+        executor.drain()
+        return ran + executor.collect()[1]
+
+    # ---- step path ---------------------------------------------------------------------------------------------------
+
+    def run(self, batch: Any, launch: Callable[[], Any]) -> Any:
+        """The scheduler launches a batch."""
+        if not batch.forward_mode.is_decode():
+            self.executor.other_batch()
+            return launch()
+        rid = batch.reqs[0].rid
+        number = int(rid[1 : rid.index("-")]) if rid[0] == "p" else None
+        if number != self.number:
+            self._enter(number)
+        if number is None or self.points[number].mode == "plain":
+            if self.executor.layout != WHOLE:
+                self.executor.begin_step(WHOLE, Size(0, 0, 0))
+            self.executor.other_batch()
+            return launch()
+        point = self.points[number]
+        began = time.perf_counter()
+        request = batch.reqs[0]
+        tokens = len(request.origin_input_ids) + len(request.output_ids) + 1
+        size = Size(self.layouts.padded(len(batch.reqs)), tokens * len(batch.reqs), tokens)
+        plan = self._planned(point, size) if len(batch.reqs) == point.batch else StepPlan(point.layout)
+        self.executor.begin_step(plan.layout, size)
+        planned = time.perf_counter()
+        result = launch()
+        launched = time.perf_counter()
+        beside, after = self.executor.step_launched(plan, self.feed, self._expected)
+        record = self.records[number]
+        record["host"].append(planned - began + time.perf_counter() - launched)
+        record["beside"] += beside
+        record["after"] += after
+        record["layouts"][str(plan.layout)] = record["layouts"].get(str(plan.layout), 0) + 1
+        return result
+
+    def ended(self, batch: Any, process: Callable[[], Any]) -> Any:
+        """The scheduler has a batch's result."""
+        answer = process()
+        now = time.perf_counter()
+        number = self.number
+        if not batch.forward_mode.is_decode() or number is None:
+            self._last = None
+            if batch.reqs and batch.reqs[0].rid.startswith("end"):
+                self._write()
+            return answer
+        steps, ran = self.executor.collect()
+        point, record = self.points[number], self.records[number]
+        whole = len(batch.reqs) == point.batch and batch.reqs[0].rid.startswith(f"p{number}-")
+        if self._last is not None and self._last[0] == number and whole:
+            record["seen"] += 1
+            if record["seen"] > SKIP:
+                record["gaps"].append((now - self._last[1]) * 1e3)
+                record["trained"] += sum(self.tokens[one.kind] for one in ran)
+                record["ran"] += ran
+                record["steps"] += steps
+        self._last = (number, now) if whole else None
+        for step in steps:
+            self._expected = step.ms
+            if point.mode == "policy" and step.padded:
+                self._predictor.observe_step(
+                    step.layout, step.padded, step.kv_tokens, step.ms, step.beside, max_kv=step.max_kv
+                )
+        for one in ran:
+            if point.mode == "policy":
+                self._predictor.observe_tasklet(one.layout, one.kind, one.ms, one.padded, one.kv_tokens)
+            elif one.layout != WHOLE:
+                mean = self._kind_ms[one.layout, one.kind]
+                self._kind_ms[one.layout, one.kind] = mean + 0.1 * (one.ms - mean)
+        return answer
+
+    def _planned(self, point: Point, size: Size) -> StepPlan:
+        executor = self.executor
+        if point.mode == "fixed":
+            beside = 0
+            if point.busy:
+                # Kept busy: half a step more than covers this one. With tasklets behind the step: what ends with it.
+                lacking = (1.0 if point.after else 1.5) * self._expected - executor.beside_ms()
+                for kind in self.feed.upcoming(_AHEAD):
+                    ms = self._kind_ms[point.layout, kind]
+                    if lacking < (ms if point.after else 0.0):
+                        break
+                    lacking -= ms
+                    beside += 1
+            return StepPlan(point.layout, beside, point.after)
+        kinds = self.feed.upcoming(_AHEAD)
+        state = StepState(
+            batch=point.batch, padded=size.padded, kv_tokens=size.kv_tokens, max_kv=size.max_kv, waiting=0,
+            prefill_waiting=0, slack_ms=(point.target_ms,), inflight_ms=executor.inflight_ms(),
+            jobs=(JobView("job", kinds, tokens_per_tasklet=20.0),), layouts=self._predictor.layouts,
+            layout=executor.layout, beside_ms=executor.beside_ms(),
+        )  # fmt: skip
+        plan, self._memory = self._policy.plan(state, self._predictor, self._memory)
+        assert isinstance(plan, StepPlan)
+        return plan
+
+    # ---- points ------------------------------------------------------------------------------------------------------
+
+    def _enter(self, number: int | None) -> None:
+        self.executor.drain()
+        self.executor.collect()
+        self.number, self._last = number, None
+        if number is None:
+            return
+        self.records[number] = {
+            "gaps": [], "seen": 0, "trained": 0.0, "ran": [], "steps": [], "host": [], "beside": 0, "after": 0,
+            "layouts": {},
+        }  # fmt: skip
+        point = self.points[number]
+        if point.mode == "policy":
+            if self._predictor is None:
+                self._profile = self._make_profile()
+            self._predictor = TwoStagePredictor(self._profile)
+            self._policy = bind(point.policy)
+            self._memory = self._policy.MEMORY
+
+    def _make_profile(self) -> Profile:
+        """The fixed points as the profile that the predictor is fitted to."""
+        steps: list[StepPoint] = []
+        tasklets = list(self._tasklet_points)
+        for number, record in self.records.items():
+            point = self.points[number]
+            if point.mode != "fixed" or point.after or not record["steps"]:
+                continue
+            half = max(1, len(record["steps"]) // 2)
+            for chunk in (record["steps"][:half], record["steps"][half:]):
+                if not chunk:
+                    continue
+                values = sorted(step.ms for step in chunk)
+                steps.append(
+                    StepPoint(
+                        layout=point.layout, batch=point.batch, kv_tokens=max(s.kv_tokens for s in chunk),
+                        max_kv=max(s.max_kv for s in chunk), beside="mix" if point.busy else None,
+                        ms=median(values), p99_ms=values[int(len(values) * 0.99)],
+                    )
+                )  # fmt: skip
+            by_kind: dict[TaskletKind, list[float]] = defaultdict(list)
+            for one in record["ran"]:
+                by_kind[one.kind].append(one.ms)
+            for kind, values in by_kind.items():
+                tasklets.append(
+                    TaskletPoint(
+                        layout=point.layout, kind=kind, batch=point.batch,
+                        kv_tokens=median(s.kv_tokens for s in record["steps"]).__int__(), ms=median(values),
+                        p99_ms=max(sorted(values)[int(len(values) * 0.99)], median(values)),
+                    )
+                )  # fmt: skip
+        profile = Profile(
+            machine=Machine(
+                gpu=torch.cuda.get_device_name(), sms=self.partitions.sms, driver=str(torch.version.cuda),
+                model="frontier", engine="sglang 0.5.16", dtype="bfloat16",
+            ),
+            captured=self.layouts.sizes, kv_heads=8, points=tuple(steps), tasklets=tuple(tasklets),
+        )  # fmt: skip
+        (self._folder / "profile.json").write_text(profile.model_dump_json())
+        return profile
+
+    def _write(self) -> None:
+        points = []
+        for number in range(len(self.records)):
+            record = self.records[number]
+            seconds = sum(record["gaps"]) / 1e3
+            points.append(
+                {
+                    "gaps": record["gaps"],
+                    "tokens_s": record["trained"] / seconds if seconds else 0.0,
+                    "host_us_p50": round(median(record["host"]) * 1e6) if record["host"] else 0,
+                    "beside": record["beside"], "after": record["after"],
+                    "layouts": " ".join(f"{k}:{v}" for k, v in sorted(record["layouts"].items(), key=lambda i: -i[1])),
+                }
+            )  # fmt: skip
+        self.setup["prompt_tokens"] = PROMPT
+        body = {"gpu": torch.cuda.get_device_name(), "setup": self.setup, "points": points}
+        (self._folder / "results.json").write_bytes(msgspec.json.encode(body))
+
+
+def make_feed(scheduler: Any, folder: Path, partitions: Any, options: dict[str, Any]) -> Any:
+    """The source of tasklets."""
+    model = scheduler.tp_worker.model_runner.model
+    return Feed(model, folder / "model", partitions, options["micro_batch_tokens"], options["rank"])
+
+
+def _fresh_lora(weights: Any, rank: int) -> dict[str, torch.Tensor]:
+    """LoRA as peft begins it: A random, B zero."""
+    from core.finetune.fused import LoraState
+
+    state = LoraState(weights.shape, rank, torch.bfloat16, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(place.shape, generator=generator) * (place.shape[1] ** -0.5) if "lora_A" in name else place
+        for name, place in state.named(state.masters)
+    }
+
+
+def _micro_batch(tokens: int, vocabulary: int) -> Any:
+    """Four rows of equal length, every position trained."""
+    from core.intake.packing import MicroBatch
+
+    row = tokens // 4
+    ids = np.random.default_rng(0).integers(5, vocabulary - 5, tokens)
+    labels = np.append(ids[1:], -100)
+    labels[row - 1 :: row] = -100
+    return MicroBatch(
+        ids=ids.astype(np.int64),
+        labels=labels.astype(np.int64),
+        positions=np.tile(np.arange(row), 4).astype(np.int64),
+        segments=np.repeat(np.arange(4), row).astype(np.int32),
+        tokens=tokens,
+        trained=int((labels >= 0).sum()),
+    )

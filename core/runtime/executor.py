@@ -1,0 +1,270 @@
+"""Launches what a step's plan says on a device that works asynchronously: nothing here waits for the device.
+
+Per decode step: the layout's decode graphs are selected before the engine launches its batch; behind the launch,
+`beside` tasklets go to the layout's finetune stream and may start when the step starts, and `after` tasklets go to the
+whole device's stream, start when step and tasklets before them are done, and hold the decode stream until they are.
+All order between streams is by events. Tasklets of a job form one chain whatever streams they run on.
+
+The executor works in overlap order too: step n + 1 is launched before the result of step n is known, so what it tells
+of queued work (`inflight_ms`, `beside_ms`) is what will be left when the next step can start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from core.policy.types import WHOLE, Layout, StepPlan, TaskletKind
+
+BOUND_MS = 60.0
+
+
+class Event(Protocol):
+    """A moment on a stream: `torch.cuda.Event` with timing."""
+
+    def record(self, stream: Any) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """ms from this moment to `end_event`, both having passed."""
+
+
+class Work(Protocol):
+    """Where tasklets come from: a job, on whichever partition it is told."""
+
+    def launch(self, layout: Layout) -> TaskletKind | None:
+        """Queue the next tasklet on the layout's finetune stream; None when there is none (any more)."""
+
+
+class Step(NamedTuple):
+    """A finished decode step: its ms from the moment at which the device was free for it, and the kind of the first
+    tasklet that ran beside it."""
+
+    layout: Layout
+    padded: int
+    kv_tokens: int
+    max_kv: int
+    beside: TaskletKind | None
+    ms: float
+
+
+class Ran(NamedTuple):
+    """A finished tasklet: its ms, and the decode step that it was launched next to (batch 0: none)."""
+
+    layout: Layout
+    kind: TaskletKind
+    padded: int
+    kv_tokens: int
+    ms: float
+
+
+class Size(NamedTuple):
+    """A decode batch: requests padded to the captured graph, tokens in their KV cache, the longest of them."""
+
+    padded: int
+    kv_tokens: int
+    max_kv: int
+
+
+NOTHING = Size(0, 0, 0)
+
+
+@dataclass(slots=True)
+class _Tasklet:
+    layout: Layout
+    kind: TaskletKind
+    size: Size
+    begin: Event
+    end: Event
+    expected_ms: float
+
+
+@dataclass(slots=True)
+class _Step:
+    layout: Layout
+    size: Size
+    begin: Event
+    end: Event
+    beside: TaskletKind | None = None
+
+
+class Executor:
+    """One engine's decode stream and the finetune streams of its partitions. Single-threaded.
+
+    finetune: the stream of each layout; select: makes the engine use a layout's decode graphs from the next launch on;
+    new_event: makes an event with timing; tasklet_ms: what a tasklet is expected to take there; bound_ms: the most
+    finetune work that may be queued, in expected ms (one tasklet may always be); clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        decode_stream: Any,
+        finetune: Mapping[Layout, Any],
+        *,
+        select: Callable[[Layout], None],
+        new_event: Callable[[], Event],
+        tasklet_ms: Callable[[Layout, TaskletKind], float],
+        bound_ms: float = BOUND_MS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._decode = decode_stream
+        self._finetune = dict(finetune)
+        self._select = select
+        self._new_event = new_event
+        self._tasklet_ms = tasklet_ms
+        self._bound_ms = bound_ms
+        self._clock = clock
+        self.layout = WHOLE
+        self._free: Event | None = None  # the last moment on the decode stream, from which the next step counts
+        self._step: _Step | None = None  # being launched
+        self._steps: deque[_Step] = deque()
+        self._tasklets: deque[_Tasklet] = deque()
+        self._last: _Tasklet | None = None  # the end of the chain, finished or not
+        self._decode_until = 0.0  # when the launched steps, and what holds them, are expected to be over
+        self._progressed = 0.0  # when a tasklet was last seen to finish
+
+    # ---- what is queued ----------------------------------------------------------------------------------------------
+
+    def inflight_ms(self) -> float:
+        """Expected ms of whole-device tasklets that the next step has to wait for."""
+        return self._queued(lambda tasklet: tasklet.layout == WHOLE)
+
+    def beside_ms(self) -> float:
+        """Expected ms of work that will still run on the finetune part when the next step can start."""
+        now = self._clock()
+        left = self._queued(lambda tasklet: tasklet.layout != WHOLE)
+        return max(0.0, left - max(0.0, self._decode_until - now) * 1e3) if left else 0.0
+
+    def queued_ms(self) -> float:
+        """Expected ms of all finetune work that has not finished."""
+        return self._queued(lambda _: True)
+
+    def _queued(self, which: Callable[[_Tasklet], bool]) -> float:
+        left = 0.0
+        for n, tasklet in enumerate(self._tasklets):
+            if which(tasklet):
+                ms = tasklet.expected_ms
+                if n == 0:  # it may have run since the last one ended
+                    ms = max(0.0, ms - (self._clock() - self._progressed) * 1e3)
+                left += ms
+        return left
+
+    # ---- launching ---------------------------------------------------------------------------------------------------
+
+    def begin_step(self, layout: Layout, size: Size) -> None:
+        """The engine is about to launch a decode batch: its graphs are those of `layout`. Work that still runs on
+        another layout's finetune part ends first."""
+        if layout != self.layout:
+            if self._tasklets and self._tasklets[-1].layout != WHOLE:
+                self._decode.wait_event(self._tasklets[-1].end)
+                self._free = None
+            self._select(layout)
+            self.layout = layout
+        begin = self._free
+        if begin is None:
+            begin = self._recorded(self._decode)
+        self._step = _Step(layout, size, begin, begin)
+
+    def step_launched(self, plan: StepPlan, work: Work | None, expected_ms: float) -> tuple[int, int]:
+        """The batch is launched: queue what the plan puts beside and behind it. Answers how many tasklets of each were
+        queued: fewer than planned when the bound is reached or the work has no more.
+
+        Whatever `work` raises passes through; the step itself is then accounted for.
+        """
+        step, self._step = self._step, None
+        assert step is not None
+        step.end = self._free = self._recorded(self._decode)
+        self._steps.append(step)
+        self._decode_until = max(self._decode_until, self._clock()) + expected_ms / 1e3
+        if work is None:
+            return 0, 0
+        beside = after = 0
+        if plan.beside and step.layout != WHOLE:
+            beside = self._queue(work, step.layout, plan.beside, step.begin, step.size)
+            if beside:
+                step.beside = self._tasklets[-beside].kind
+        if plan.after and beside == (plan.beside if step.layout != WHOLE else 0):
+            after = self._queue(work, WHOLE, plan.after, step.end, NOTHING)
+            self._hold(after)
+        return beside, after
+
+    def other_batch(self) -> None:
+        """The engine launched something that is no decode step (prefill): the next step counts from its own launch."""
+        self._free = None
+        self._step = None
+
+    def idle(self, count: int, work: Work) -> int:
+        """Nothing decodes: queue up to `count` tasklets on the whole device."""
+        queued = self._queue(work, WHOLE, count, None, NOTHING)
+        self._hold(queued)
+        return queued
+
+    def _queue(self, work: Work, layout: Layout, count: int, start: Event | None, size: Size) -> int:
+        """Queue tasklets on a layout's stream, the first not before `start` and the end of the chain."""
+        stream = self._finetune[layout]
+        last = self._last
+        waited = start is not None
+        if start is not None:
+            stream.wait_event(start)
+        if last is not None and self._finetune[last.layout] is not stream:
+            stream.wait_event(last.end)
+            waited = True
+        fresh = waited or last is None or not self._tasklets
+        begin = self._recorded(stream) if fresh or last is None else last.end
+        if not self._tasklets:
+            self._progressed = self._clock()
+        queued = self.queued_ms()
+        launched = 0
+        while launched < count and (not self._tasklets or queued < self._bound_ms):
+            kind = work.launch(layout)
+            if kind is None:
+                break
+            expected = min(self._tasklet_ms(layout, kind), self._bound_ms)
+            self._last = _Tasklet(layout, kind, size, begin, self._recorded(stream), expected)
+            self._tasklets.append(self._last)
+            begin = self._last.end
+            queued += expected
+            launched += 1
+        return launched
+
+    def _hold(self, tasklets: int) -> None:
+        """The decode stream waits for the whole-device tasklets that were just queued."""
+        if tasklets:
+            assert self._last is not None
+            self._decode.wait_event(self._last.end)
+            self._free = self._last.end
+            own = sum(tasklet.expected_ms for tasklet in list(self._tasklets)[-tasklets:])
+            self._decode_until = max(self._decode_until, self._clock()) + own / 1e3
+
+    def _recorded(self, stream: Any) -> Event:
+        event = self._new_event()
+        event.record(stream)
+        return event
+
+    # ---- results -----------------------------------------------------------------------------------------------------
+
+    def collect(self) -> tuple[list[Step], list[Ran]]:
+        """What has finished since the last call, in order."""
+        steps, ran = [], []
+        while self._steps and self._steps[0].end.query():
+            step = self._steps.popleft()
+            steps.append(Step(step.layout, *step.size, step.beside, step.begin.elapsed_time(step.end)))
+        while self._tasklets and self._tasklets[0].end.query():
+            tasklet = self._tasklets.popleft()
+            self._progressed = self._clock()
+            ms = tasklet.begin.elapsed_time(tasklet.end)
+            ran.append(Ran(tasklet.layout, tasklet.kind, tasklet.size.padded, tasklet.size.kv_tokens, ms))
+        if not self._steps and not self._tasklets:
+            self._decode_until = 0.0
+        return steps, ran
+
+    def drain(self) -> None:
+        """Wait until no finetune work is queued. Not for the step path: for the end of a job and of the engine."""
+        if self._tasklets:
+            self._tasklets[-1].end.synchronize()

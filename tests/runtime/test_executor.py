@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import pytest
+
+from core.policy.types import WHOLE, Layout, StepPlan
+from core.runtime.executor import Size
+from tests.runtime.device import Engine
+
+SPLIT = Layout("split", 96, 36)
+OTHER = Layout("split", 64, 68)
+CONFINED = Layout("confined", 0, 36)
+SIZE = Size(32, 20_000, 700)
+
+
+def engine(decode_ms: float = 6.0, bound_ms: float = 60.0) -> Engine:
+    tasklets = {WHOLE: 2.0, SPLIT: 4.0, OTHER: 3.0, CONFINED: 4.0}
+    return Engine((WHOLE, SPLIT, OTHER, CONFINED), decode_ms, tasklets, bound_ms=bound_ms)
+
+
+def step(e: Engine, plan: StepPlan) -> tuple[int, int]:
+    e.executor.begin_step(plan.layout, SIZE)
+    e.launch_decode(plan.layout)
+    return e.executor.step_launched(plan, e.job, e.decode_ms)
+
+
+def run(e: Engine, plans: list[StepPlan], overlap: bool) -> None:
+    """Launch a step for each plan, the results coming in as SGLang's loop takes them."""
+    for n, plan in enumerate(plans):
+        before = e.clock.ms
+        step(e, plan)
+        assert e.clock.ms == before, "launching waited for the device"
+        result = n - 1 if overlap else n
+        if result >= 0:
+            e.clock.ms = max(e.clock.ms, e.steps[result][2])
+        e.executor.collect()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tasklets_beside_run_next_to_the_step(overlap: bool) -> None:
+    e = engine()
+    run(e, [StepPlan(SPLIT, beside=1)] * 4, overlap)
+    for (_, begin, _), (layout, started, _) in zip(e.steps, e.job.ran, strict=True):
+        assert layout == SPLIT
+        assert started == begin
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tasklets_after_run_between_this_step_and_the_next(overlap: bool) -> None:
+    e = engine()
+    run(e, [StepPlan(after=2)] * 4, overlap)
+    for n in range(3):
+        own = e.job.ran[2 * n : 2 * n + 2]
+        assert own[0][1] == e.steps[n][2]
+        assert own[1][2] == e.steps[n + 1][1]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tasklets_of_a_job_never_overlap_whatever_streams_they_are_on(overlap: bool) -> None:
+    e = engine()
+    plans = [
+        StepPlan(SPLIT, 2), StepPlan(SPLIT, 1, 1), StepPlan(after=3), StepPlan(OTHER, 2, 1), StepPlan(CONFINED, 2),
+        StepPlan(SPLIT, 1), StepPlan(after=1), StepPlan(),
+    ]  # fmt: skip
+    run(e, plans * 4, overlap)
+    assert len(e.job.ran) == 4 * sum(plan.beside + plan.after for plan in plans)
+    for (_, _, end), (_, begin, _) in zip(e.job.ran, e.job.ran[1:], strict=False):
+        assert begin >= end
+
+
+def test_after_waits_for_the_tasklets_beside_the_step() -> None:
+    e = engine(decode_ms=6.0)
+    step(e, StepPlan(SPLIT, beside=2, after=1))
+    assert [ran[1:] for ran in e.job.ran] == [(0.0, 4.0), (4.0, 8.0), (8.0, 10.0)]
+
+
+def test_a_change_of_layout_waits_for_the_part_that_is_left() -> None:
+    e = engine()
+    run(e, [StepPlan(SPLIT, beside=4), StepPlan(OTHER)], overlap=True)
+    assert e.job.ran[-1][2] == 16.0
+    assert e.steps[1][1] == 16.0
+
+
+def test_the_same_layout_goes_on_while_its_part_still_works() -> None:
+    e = engine()
+    run(e, [StepPlan(SPLIT, beside=4), StepPlan(SPLIT)], overlap=True)
+    assert e.steps[1][1] == e.steps[0][2]
+
+
+def test_graphs_are_selected_once_a_change() -> None:
+    e = engine()
+    run(e, [StepPlan(), StepPlan(SPLIT), StepPlan(SPLIT), StepPlan()], overlap=False)
+    assert e.selected == [SPLIT, WHOLE]
+
+
+def test_confined_decode_and_a_split_share_the_finetune_part() -> None:
+    e = engine()
+    assert e.finetune[CONFINED] is e.finetune[SPLIT]
+    run(e, [StepPlan(CONFINED, beside=1), StepPlan(SPLIT, beside=1)], overlap=False)
+    assert [ran[0] for ran in e.job.ran] == [CONFINED, SPLIT]
+
+
+def test_what_is_queued_is_bounded_and_one_tasklet_may_always_be() -> None:
+    e = engine(bound_ms=10.0)
+    assert step(e, StepPlan(SPLIT, beside=50)) == (3, 0)
+    assert e.executor.queued_ms() == pytest.approx(12.0)
+    assert step(e, StepPlan(SPLIT, beside=50)) == (0, 0)
+    slow = engine(bound_ms=1.0)
+    assert step(slow, StepPlan(SPLIT, beside=50)) == (1, 0)
+
+
+def test_no_tasklet_behind_the_step_when_those_beside_it_were_cut_short() -> None:
+    e = engine(bound_ms=10.0)
+    assert step(e, StepPlan(SPLIT, beside=50, after=1)) == (3, 0)
+
+
+def test_inflight_counts_what_holds_the_next_step_and_beside_what_outlasts_this_one() -> None:
+    e = engine()
+    step(e, StepPlan(after=2))
+    assert e.executor.inflight_ms() == pytest.approx(4.0)
+    assert e.executor.beside_ms() == 0.0
+    other = engine()
+    step(other, StepPlan(SPLIT, beside=3))
+    assert other.executor.inflight_ms() == 0.0
+    assert other.executor.beside_ms() == pytest.approx(6.0)
+    other.clock.ms = 2.0
+    assert other.executor.beside_ms() == pytest.approx(6.0)  # both have 2 ms less to go
+
+
+def test_results_tell_a_step_without_what_held_it() -> None:
+    e = engine()
+    run(e, [StepPlan(after=3), StepPlan(), StepPlan(SPLIT, beside=1)], overlap=False)
+    e.clock.ms = 100.0
+    step(e, StepPlan())
+    e.clock.ms = 200.0
+    steps, _ = e.executor.collect()
+    assert [s.ms for s in steps] == [pytest.approx(82.0)]  # counted from when the device was free for it
+    f = engine()
+    for plan in [StepPlan(after=3), StepPlan(), StepPlan(SPLIT, beside=1)]:
+        step(f, plan)
+    f.clock.ms = 100.0
+    steps, ran = f.executor.collect()
+    assert [s.ms for s in steps] == [6.0, 6.0, 6.0]
+    assert [s.beside for s in steps] == [None, None, "forward"]
+    assert [(r.layout, r.ms, r.padded) for r in ran] == [(WHOLE, 2.0, 0)] * 3 + [(SPLIT, 4.0, 32)]
+
+
+def test_after_something_else_than_decode_a_step_counts_from_its_own_launch() -> None:
+    e = engine()
+    step(e, StepPlan())
+    e.clock.ms = 6.0
+    e.executor.other_batch()
+    e.decode.run(50.0)
+    step(e, StepPlan())
+    e.clock.ms = 100.0
+    steps, _ = e.executor.collect()
+    assert [s.ms for s in steps] == [6.0, 6.0]
+
+
+def test_when_nothing_decodes_the_whole_device_is_fed_and_a_step_waits_for_it() -> None:
+    e = engine()
+    assert e.executor.idle(4, e.job) == 4
+    assert e.executor.inflight_ms() == pytest.approx(8.0)
+    e.clock.ms = 1.0
+    step(e, StepPlan())
+    assert e.steps[0][1] == 8.0
+
+
+def test_a_job_without_more_tasklets_ends_the_plan() -> None:
+    e = engine()
+    e.job.left = 1
+    assert step(e, StepPlan(SPLIT, beside=3, after=1)) == (1, 0)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_failing_tasklet_leaves_the_steps_in_order(index: int) -> None:
+    e = engine()
+    e.job.fail_at = index
+    e.executor.begin_step(SPLIT, SIZE)
+    e.launch_decode(SPLIT)
+    with pytest.raises(RuntimeError):
+        e.executor.step_launched(StepPlan(SPLIT, beside=2, after=2), e.job, e.decode_ms)
+    e.job.fail_at = None
+    e.executor.begin_step(WHOLE, SIZE)
+    e.launch_decode(WHOLE)
+    e.executor.step_launched(StepPlan(), None, e.decode_ms)
+    e.clock.ms = 100.0
+    steps, ran = e.executor.collect()
+    assert len(steps) == 2
+    assert len(ran) == index
+    assert e.executor.queued_ms() == 0.0
+
+
+def test_drain_waits_until_nothing_is_queued() -> None:
+    e = engine()
+    step(e, StepPlan(SPLIT, beside=2, after=1))
+    e.executor.drain()
+    assert e.clock.ms == 10.0
+    assert len(e.executor.collect()[1]) == 3
