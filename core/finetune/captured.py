@@ -124,6 +124,7 @@ class CapturedTrainer:
     def __init__(self, weights: FusedWeights, slot: Slot, streams: Sequence[torch.cuda.Stream]) -> None:
         self.slot = slot
         self.streams = tuple(streams)
+        self._on = [torch.cuda.stream(stream) for stream in self.streams]  # making one takes longer than a launch
         self._device = weights.embed.device
         began, free = time.perf_counter(), torch.cuda.mem_get_info(self._device)[0]
         with torch.inference_mode(False), torch.no_grad():
@@ -262,12 +263,12 @@ class CapturedTrainer:
 
     def launch(self, partition: int, index: int) -> None:
         """Launch tasklet `index` of the program on the partition's stream; in order, each exactly once."""
-        program, stream = self._program, self.streams[partition]
+        program = self._program
         assert program is not None
         buffers = self._fused.buffers
-        with torch.cuda.stream(stream):
+        with self._on[partition]:
             if self._copied is not None:
-                stream.wait_event(self._copied)
+                self.streams[partition].wait_event(self._copied)
                 self._copied = None
             if index == 0:
                 buffers.scalars.copy_(program.scalars, non_blocking=True)

@@ -108,12 +108,13 @@ class FusedWeights:
         )
         rotary = model.model.rotary_emb
         unknown = [name for name in tensors if name.endswith(("o_proj.bias", "down_proj.bias", "gate_up_proj.bias"))]
-        if unknown or config.hidden_act != "silu" or rotary.rope_type not in _STATIC_ROPE:
+        odd_heads = head_dim & (head_dim - 1) != 0  # a kernel's tile is a power of two wide
+        if unknown or odd_heads or config.hidden_act != "silu" or rotary.rope_type not in _STATIC_ROPE:
             raise UnsupportedWeights(
                 "unsupported_layer",
-                f"the fused layer knows SwiGLU, no biases but q, k and v's, and rotary tables of {_STATIC_ROPE}; the "
-                f"model has {config.hidden_act}, {unknown[:1] or 'no other bias'} and {rotary.rope_type!r}; finetune "
-                "without captured tasklets",
+                f"the fused layer knows SwiGLU, no biases but q, k and v's, heads of a power of two, and rotary tables "
+                f"of {_STATIC_ROPE}; the model has {config.hidden_act}, {unknown[:1] or 'no other bias'}, heads of "
+                f"{head_dim} and {rotary.rope_type!r}; finetune without captured tasklets",
                 "model",
             )
         layers = []

@@ -18,11 +18,17 @@ import triton.language as tl
 from core.finetune.kernels_torch import BETA1, BETA2, EPS, IGNORED
 
 _LOG2E = tl.constexpr(1.4426950408889634)
+_SHARED_BYTES = 190 * 1024
 
 
 def _rank_block(rank: int) -> int:
     """A matrix unit's smallest tile is 16 wide."""
     return max(16, 1 << (rank - 1).bit_length())
+
+
+def _depth(stage_elements: int, dtype: torch.dtype) -> int:
+    """How many steps of a loop may be loaded ahead: a Hopper block has 227 KiB of shared memory."""
+    return min(6, _SHARED_BYTES // (stage_elements * dtype.itemsize))
 
 
 @triton.jit
@@ -154,25 +160,29 @@ def _project(
     tl.store(out + at, total.to(out.dtype.element_ty), mask=in_m[:, None] & in_r[None])
 
 
+def _project_launch(
+    x: torch.Tensor, w: torch.Tensor, sections: Sequence[int], out: torch.Tensor, rank: int, strides: tuple[int, int]
+) -> None:
+    rows, width = x.shape
+    columns = _rank_block(rank)
+    step = 256
+    while _depth((16 + columns) * step, x.dtype) < 2:
+        step //= 2
+    ends = [sum(sections[: n + 1]) for n in range(3)]
+    _project[(triton.cdiv(rows, 16), len(sections))](
+        x, w, out, rows, *ends, width, *strides, out.shape[1],
+        R=rank, RP=columns, BM=16, BK=step, num_warps=4, num_stages=_depth((16 + columns) * step, x.dtype),
+    )  # fmt: skip
+
+
 def project(x: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
     """See `kernels_torch.project`."""
-    rows, width = x.shape
-    rank = _rank_block(out.shape[1])
-    _project[(triton.cdiv(rows, 16), 1)](
-        x, a, out, rows, width, width, width, width, 1, width, out.shape[1],
-        R=out.shape[1], RP=rank, BM=16, BK=256, num_warps=4, num_stages=6 if rank <= 32 else 4,
-    )  # fmt: skip
+    _project_launch(x, a, (x.shape[1],), out, out.shape[1], (1, x.shape[1]))
 
 
 def project_sections(x: torch.Tensor, b: torch.Tensor, sections: Sequence[int], out: torch.Tensor) -> None:
     """See `kernels_torch.project_sections`."""
-    rows, width = x.shape
-    rank = b.shape[1]
-    ends = [sum(sections[: n + 1]) for n in range(3)]
-    _project[(triton.cdiv(rows, 16), len(sections))](
-        x, b, out, rows, *ends, width, rank, 1, out.shape[1],
-        R=rank, RP=_rank_block(rank), BM=16, BK=256, num_warps=4, num_stages=4,
-    )  # fmt: skip
+    _project_launch(x, b, sections, out, b.shape[1], (b.shape[1], 1))
 
 
 @triton.jit
@@ -209,9 +219,11 @@ def _accumulate_launch(
     rows, width = x.shape
     block = min(64, gcd(*sections) & -gcd(*sections))  # a block lies in one section
     ends = [sum(sections[: n + 1]) for n in range(2)]
+    columns = _rank_block(rank)
     _accumulate[(triton.cdiv(width, block),)](
         x, t, gradient, rows, width, *ends, t.shape[1], *strides,
-        R=rank, RP=_rank_block(rank), BM=64, BN=block, num_warps=4, num_stages=6 if rank <= 32 else 4,
+        R=rank, RP=columns, BM=64, BN=block, num_warps=4 if columns <= 128 else 8,
+        num_stages=_depth((block + columns) * 64, x.dtype),
     )  # fmt: skip
 
 
