@@ -14,6 +14,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+BUNDLED_MODEL = "SmolLM2-135M-Instruct"
+
 
 def _default_data_dir() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "harli"
@@ -72,6 +74,11 @@ class Settings(BaseSettings):
     @property
     def console_url(self) -> str:
         return f"http://{self.host}:{self.console_port}"
+
+    @property
+    def model_folder(self) -> Path:
+        """The served model's folder; that of the bundled model is made at the first start."""
+        return (self.engine.model or self.data_dir / "models" / BUNDLED_MODEL).expanduser().absolute()
 
     @property
     def resolved_database_url(self) -> str:

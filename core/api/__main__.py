@@ -38,7 +38,8 @@ def main() -> int:
         print(f"harli api: {error.message}", file=sys.stderr)
         return 1
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for chatty in ("alembic", "httpx"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     config = uvicorn.Config(
         create_app(settings),
         log_config=None,

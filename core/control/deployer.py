@@ -81,6 +81,7 @@ class Deployer:
         if answer.is_error:
             self._note(engine_id, name, None, self._refusal("load", f"{name}@{version}", answer))
         else:
+            logger.info("engine %s serves adapter %s@%d", engine_id, name, version)
             self._note(engine_id, name, version, None)
 
     def _unload(self, http: httpx.Client, engine_id: str, name: str) -> None:

@@ -366,6 +366,7 @@ class Dispatcher:
         job.eval_loss = update.eval_loss if update.eval_loss is not None else job.eval_loss
         job.epoch = update.epoch if update.epoch is not None else job.epoch
         job.tokens = update.tokens if update.tokens is not None else job.tokens
+        session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=_log_line(job, update)))
         changes.add(session, "jobs", "metric", job.id, state=job.state, step=update.step, loss=update.loss)
 
     @staticmethod
@@ -627,6 +628,20 @@ def remove_leftovers(control: Control, older_than: timedelta = timedelta(hours=6
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _log_line(job: JobRecord, update: JobUpdate) -> str:
+    """What a step measured, in words."""
+    figures = {
+        "loss": (update.loss, ".4f"),
+        "evaluation loss": (update.eval_loss, ".4f"),
+        "learning rate": (update.learning_rate, ".3g"),
+        "gradient norm": (update.grad_norm, ".3g"),
+        "tokens": (update.tokens, ",d"),
+    }
+    shown = ", ".join(f"{name} {value:{form}}" for name, (value, form) in figures.items() if value is not None)
+    of_total = f" of {job.total_steps}" if job.total_steps is not None else ""
+    return f"step {update.step}{of_total}: {shown}"
 
 
 def _overdue(job: JobRecord, time_: datetime) -> bool:

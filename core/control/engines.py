@@ -40,9 +40,9 @@ def known(session: Session) -> EngineRecord | None:
 
 
 def model_path(session: Session, settings: Settings) -> Path | None:
-    """Where the served model lies: where the last engine had it, else where the settings say. None before either."""
+    """Where the served model lies: where the last engine had it, else where the next one will. None when there is
+    nothing yet (the bundled model is made at the first start)."""
     record = engines.current(session)
     candidates = [Path(record.hello["model_path"])] if record is not None else []
-    if settings.engine.model is not None:
-        candidates.append(settings.engine.model.expanduser())
+    candidates.append(settings.model_folder)
     return next((path for path in candidates if path.is_dir()), None)

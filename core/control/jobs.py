@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from core.api import schemas
 from core.control import engines, pages
+from core.control import telemetry as history
 from core.control.context import Control, new_id
 from core.control.lifecycle import remark, transition
 from core.errors import Conflict, Invalid, NotFound
@@ -81,7 +82,7 @@ def views(session: Session, records: Iterable[JobRecord]) -> list[schemas.Job]:
 
 
 def _waiting_reasons(session: Session) -> dict[str, str]:
-    """Of every job that has not ended and does not run."""
+    """Of every job that has not ended and does not move."""
     waiting = job_rows.in_states(session, ("queued", "interrupted", "paused", "saving", "running"))
     engine = engines.known(session)
     busy = next(iter(job_rows.in_states(session, IN_ENGINE)), None)
@@ -91,6 +92,9 @@ def _waiting_reasons(session: Session) -> dict[str, str]:
         if job.command is not None and job.state != "saving":
             wishes = {"pause": "to be paused", "stop": "to be stopped", "save": "to be stopped and saved"}
             reasons[job.id] = f"it is about {wishes[job.command]}"
+        elif job.state == "running":
+            if (reason := history.paused_reason(session)) is not None:
+                reasons[job.id] = f"finetuning stands still for the moment: {reason}"
         elif job.state == "paused":
             reasons[job.id] = "it is paused; resume it to put it back in the queue"
         elif job.state == "interrupted" and job.stalls >= MAX_STALLS:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from core.errors import Conflict
 from db import changes
 from db.base import now
-from db.jobs import TERMINAL, JobEventRecord, JobRecord
+from db.jobs import TERMINAL, JobEventRecord, JobLogRecord, JobRecord
 
 TRANSITIONS: dict[str, frozenset[str]] = {
     "queued": frozenset({"starting", "paused", "failed", "cancelled"}),
@@ -26,7 +26,8 @@ TRANSITIONS: dict[str, frozenset[str]] = {
 
 
 def transition(session: Session, job: JobRecord, state: str, kind: str, message: str = "") -> None:
-    """Move a job on: its state, the event and the notification are written in the caller's transaction.
+    """Move a job on: its state, the event, a line of its log and the notification are written in the caller's
+    transaction.
 
     Raises Conflict, naming the state and what it allows, for a transition that does not exist.
     """
@@ -39,6 +40,7 @@ def transition(session: Session, job: JobRecord, state: str, kind: str, message:
             job_id=job.id, time=time, kind=kind, from_state=job.state, to_state=state, token=job.token, message=message
         )
     )
+    session.add(JobLogRecord(job_id=job.id, time=time, message=f"{state}: {message}" if message else state))
     job.state = state
     job.state_since = time
     if state == "starting" and job.started_at is None:
@@ -55,5 +57,7 @@ def transition(session: Session, job: JobRecord, state: str, kind: str, message:
 
 def remark(session: Session, job: JobRecord, kind: str, message: str) -> None:
     """Note something that is no transition among the job's events."""
-    session.add(JobEventRecord(job_id=job.id, time=now(), kind=kind, token=job.token, message=message))
+    time = now()
+    session.add(JobEventRecord(job_id=job.id, time=time, kind=kind, token=job.token, message=message))
+    session.add(JobLogRecord(job_id=job.id, time=time, message=message))
     changes.add(session, "jobs", kind, job.id, state=job.state)

@@ -25,6 +25,7 @@ from db.telemetry import TelemetryRecord
 RESOLUTIONS = {1: timedelta(hours=1), 10: timedelta(days=1), 60: timedelta(days=14)}
 KEEP_CHANGES = timedelta(hours=1)
 KEEP_KEYS = timedelta(days=1)
+_FRESH_S = 3.0
 _PARTS = TypeAdapter(list[schemas.Part])
 
 
@@ -112,7 +113,7 @@ def live(control: Control, window_s: float) -> schemas.Live:
     time = now()
     with control.store.read() as session:
         window = control.window.last(window_s, time.timestamp()) or _stored(session, window_s, time)
-        latest = control.window.last(2.0, time.timestamp()) or _stored(session, 3.0, time)
+        latest = control.window.last(2.0, time.timestamp()) or _stored(session, _FRESH_S, time)
         return schemas.Live(
             engine=engines.view(session),
             targets=targets.view(session),
@@ -122,6 +123,13 @@ def live(control: Control, window_s: float) -> schemas.Live:
             jobs=job_rows.counts(session),
             parts=parts(control),
         )
+
+
+def paused_reason(session: Session) -> str | None:
+    """Why the engine lets finetuning stand still, by its report of the last seconds; None when it does not."""
+    found = rows.between(session, 1, now() - timedelta(seconds=_FRESH_S))
+    reason: str | None = found[-1].point["paused_reason"] if found else None
+    return reason
 
 
 def _stored(session: Session, window_s: float, time: datetime) -> Interval | None:

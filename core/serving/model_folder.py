@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from core.config import Settings
+from core.config import BUNDLED_MODEL, Settings
 from core.errors import HarliError, Invalid
 
-BUNDLED = "SmolLM2-135M-Instruct"
+BUNDLED = BUNDLED_MODEL
 # Decoder layouts whose fused qkv and gate_up products in SGLang are row-wise concatenations of the Hugging Face ones.
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _FLOATS = {"F32", "F16", "BF16"}

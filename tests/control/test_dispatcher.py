@@ -177,7 +177,15 @@ def test_what_the_job_measures_is_kept(control: Control, engine: EnginePeer, run
     engine.update(job.id, order.token, "metric", step=2, loss=3.0, tokens=512, epoch=0.5)
     engine.update(job.id, order.token, "metric", step=2, eval_loss=3.5)
     engine.update(job.id, order.token, "log", message="halfway")
-    until(lambda: jobs.log(control, job.id, 0, 10), what="the log")
+    until(lambda: jobs.log(control, job.id, 0, 100)[-1].message == "halfway", what="the log")
+    assert [line.message for line in jobs.log(control, job.id, 0, 100)] == [
+        "starting: handed to the engine",
+        "running: the engine runs it",
+        "step 1 of 30: loss 4.0000, learning rate 0.001, gradient norm 0.5, tokens 256",
+        "step 2 of 30: loss 3.0000, tokens 512",
+        "step 2 of 30: evaluation loss 3.5000",
+        "halfway",
+    ]
     seen = jobs.get(control, job.id)
     assert (seen.step, seen.total_steps, seen.epoch, seen.tokens) == (2, 30, 0.5, 512)
     assert (seen.first_loss, seen.loss, seen.eval_loss) == (4.0, 3.0, 3.5)
@@ -248,6 +256,15 @@ def test_what_comes_under_an_old_token_changes_nothing_and_is_told_to_stop(
     until(lambda: jobs.metrics(control, job.id, -1, 10), what="the fresh metric")
     seen = jobs.get(control, job.id)
     assert (seen.state, seen.step, seen.loss) == ("running", 1, 4.0)
+
+
+def test_a_job_that_stands_still_says_why(control: Control, engine: EnginePeer, running: Running) -> None:
+    job, _ = running
+    reaches(control, job.id, "running")
+    for ago in (1.0, 0.0):
+        engine.telemetry(time=time.time() - ago, paused_reason="four misses in twenty steps")
+    reason = until(lambda: jobs.get(control, job.id).waiting_reason, what="the reason")
+    assert reason == "finetuning stands still for the moment: four misses in twenty steps"
 
 
 # ---- asking things of a job that runs --------------------------------------------------------------------------------
