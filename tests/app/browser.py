@@ -31,9 +31,9 @@ def chrome() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def new_page(chrome: Browser) -> Iterator[NewPage]:
+def new_page(chrome: Browser, tmp_path: Path) -> Iterator[NewPage]:
     """Opens pages, each in a context (a viewer) of its own. A script error, an exception of the console or a request
-    to another machine fails the test."""
+    to another machine fails the test. What each page showed last is left in the test's temporary folder."""
     contexts: list[BrowserContext] = []
     faults: list[str] = []
 
@@ -59,6 +59,7 @@ def new_page(chrome: Browser) -> Iterator[NewPage]:
     yield open_page
     for viewer in contexts:
         for page in viewer.pages:
+            page.screenshot(path=tmp_path / f"page-{contexts.index(viewer)}.png")
             shown = page.get_by_test_id("stException")
             if shown.count():
                 faults.append(f"exception at {page.url}: {shown.first.inner_text()}")

@@ -63,7 +63,7 @@ def upload(page: Page, stack: Stack) -> None:
     button = page.get_by_role("button", name="Upload and check")
     expect(button).to_be_enabled()
     button.click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(NAME)
+    expect(page.get_by_role("heading", level=1)).to_have_text(NAME, timeout=_LONG_MS)
     expect(tile(page, "Rows").locator(".value")).to_have_text("217")
     page.get_by_role("tab", name="Packed batch").click()
     expect(page.locator("[data-packed]")).to_contain_text("Fair winds!")
@@ -77,7 +77,7 @@ def submit(page: Page, client: Client) -> Job:
     expect(page.get_by_text("One epoch at the default rank")).to_be_visible()
     shoot(page, "new-job")
     page.get_by_role("button", name="Submit job").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(f"{NAME} on {NAME}")
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"{NAME} on {NAME}", timeout=_LONG_MS)
     (job,) = [job for job in client.jobs().items if job.adapter_name == NAME]
     return job
 
@@ -158,7 +158,7 @@ def test_an_answer_can_be_stopped(page: Page, stack: Stack) -> None:
     tokens.fill("2000")
     tokens.press("Tab")
     page.keyboard.press("Escape")
-    ask(page, "Count from one to one thousand, in words.")
+    ask(page, "Write a very long story about a ship and its captain.")
     answer = page.get_by_test_id("stChatMessage").nth(1)
     expect(answer).to_contain_text(re.compile(r"\w+ \w+"), timeout=_LONG_MS)
     page.get_by_role("button", name="Stop", exact=True).click()
