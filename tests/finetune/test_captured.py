@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-TOKENS, RANK, ALPHA, STEPS, RATE = 512, 8, 16.0, 50, 2e-3
+TOKENS, RANK, ALPHA, STEPS, RATE = 512, 8, 16.0, 50, 5e-3
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -35,15 +35,15 @@ ARCHITECTURES = {
 }
 
 
-def source(family: str) -> PreTrainedModel:
-    """A random bf16 model with heads as wide as real ones."""
+def source(family: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    """A random model with heads as wide as real ones."""
     config = AutoConfig.for_model(
         family, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, vocab_size=2048, max_position_embeddings=1024, tie_word_embeddings=False,
         pad_token_id=0, architectures=[ARCHITECTURES[family]],
     )  # fmt: skip
     torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    made = AutoModelForCausalLM.from_config(config, dtype=dtype)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if "norm" not in name:
@@ -61,7 +61,7 @@ def batches(count: int) -> list[list[MicroBatch]]:
             rows, left = [], TOKENS - int(rng.integers(0, 60))
             while left >= 12:
                 length = int(min(left, rng.integers(12, 200)))
-                ids = (rng.integers(1, 2000) + np.arange(length)) % 2047 + 1
+                ids = (rng.integers(1, 64) + np.arange(length)) % 63 + 1
                 rows.append(Encoded(ids.astype(np.int32), np.arange(length) >= 6))
                 left -= length
             step_batches.append(packing.build(rows, TOKENS))
@@ -101,27 +101,47 @@ def run(
     return results + trainer.results()
 
 
+def distance(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> float:
+    """Of two sets of weights, relative to the second."""
+    difference = sum(float((a[name].cpu() - value.cpu()).square().sum()) for name, value in b.items())
+    return math.sqrt(difference / sum(float(value.square().sum()) for value in b.values()))
+
+
+def plain(model: PreTrainedModel, steps: Sequence[Sequence[MicroBatch]]) -> plain_loop.PlainRun:
+    return plain_loop.train(model, steps, rank=RANK, alpha=ALPHA, learning_rate=RATE, max_grad_norm=1.0, seed=0)
+
+
+def captured(
+    model: PreTrainedModel, folder: Path, start: dict[str, torch.Tensor], steps: Sequence[Sequence[MicroBatch]]
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights of our trainer, its tasklets on three streams at random."""
+    trainer = trainer_of(model, folder, streams=3)
+    trainer.load_job(start, scaling=ALPHA / RANK, weight_decay=0.0, max_grad_norm=1.0)
+    losses = [result.loss for result in run(trainer, steps, total=len(steps), seed=5)]
+    torch.cuda.synchronize()
+    state = trainer.job_state().optimizer(start)
+    return losses, {name: state[f"master.{name}"] for name in start}
+
+
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_losses_and_weights_over_50_steps_are_those_of_a_plain_loop(family: str, tmp_path: Path) -> None:
-    model, steps = source(family), batches(STEPS)
-    trainer = trainer_of(model, tmp_path)
-    plain = plain_loop.train(
-        model, steps, rank=RANK, alpha=ALPHA, learning_rate=RATE, max_grad_norm=1.0, seed=0
-    )
-    trainer.load_job(plain.initial, scaling=ALPHA / RANK, weight_decay=0.0, max_grad_norm=1.0)
-    losses = [result.loss for result in run(trainer, steps, total=STEPS)]
-    worst = max(abs(a / b - 1) for a, b in zip(losses, plain.losses, strict=True))
-    print(family, "losses", losses[0], losses[-1], "differ at most by", worst)
-    mine = trainer.job_state().optimizer(plain.initial)
-    difference = weight = moved = 0.0
-    for name, final in plain.final.items():
-        difference += float((mine[f"master.{name}"] - final.cpu()).square().sum())
-        weight += float(final.square().sum())
-        moved += float((final - plain.initial[name]).square().sum())
-    print(family, "weights", math.sqrt(difference / weight), "of what they moved", math.sqrt(difference / moved))
-    assert losses == pytest.approx(plain.losses, rel=1e-2)
+def test_losses_and_weights_in_fp32_are_those_of_a_plain_loop(family: str, tmp_path: Path) -> None:
+    steps = batches(20)
+    expected = plain(source(family, torch.float32), steps)
+    losses, weights = captured(source(family, torch.float32), tmp_path, expected.initial, steps)
+    assert losses == pytest.approx(expected.losses, rel=1e-3)
     assert losses[-1] < 0.8 * losses[0]
-    assert math.sqrt(difference / weight) < 1e-2
+    assert distance(weights, expected.final) < 1e-3
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_losses_over_50_steps_in_bf16_are_those_of_a_plain_loop(family: str, tmp_path: Path) -> None:
+    """Weights are not compared: Adam's step does not shrink with the gradient, so bf16's rounding moves the weights of
+    any two loops apart. The losses end near 0.07 nats, where 1 % is less than rounding."""
+    steps = batches(STEPS)
+    expected = plain(source(family), steps)
+    losses, _ = captured(source(family), tmp_path, expected.initial, steps)
+    assert losses == pytest.approx(expected.losses, rel=1e-2, abs=5e-3)
+    assert losses[-1] < 0.2 * losses[0]
 
 
 @pytest.mark.parametrize("recompute", [False, True])

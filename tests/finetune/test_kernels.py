@@ -111,7 +111,7 @@ def test_norm(kernels: ModuleType, rand: Callable[..., torch.Tensor]) -> None:
 
 
 @fact
-@pytest.mark.parametrize("rank", [2, 24])
+@pytest.mark.parametrize("rank", [2, 24, 64])
 def test_lora_products(rank: int, kernels: ModuleType, rand: Callable[..., torch.Tensor]) -> None:
     fp32 = torch.float32
     same(kernels, "project", rand(M, H), rand(3 * rank, H), rand(M, 3 * rank))
