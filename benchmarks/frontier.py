@@ -140,7 +140,7 @@ def _serve(folder: Path, options: Any, points: list[Point]) -> tuple[list[Any], 
     plan = {"options": vars(options), "points": [asdict(point) for point in points]}
     (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
 
-    class FrontierEngine(Engine):
+    class FrontierEngine(Engine):  # type: ignore[misc]
         run_scheduler_process_func = staticmethod(run_scheduler)
 
     engine = FrontierEngine(

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.frontier import FOLDER, PROMPT, SKIP, Point, point_of
+from benchmarks.frontier import PROMPT, SKIP, Point, point_of
 from core.partition import green
 from core.policy import bind
 from core.policy.types import WHOLE, JobView, Layout, StepPlan, StepState, TaskletKind
@@ -26,7 +26,6 @@ from core.predictor.two_stage import TwoStagePredictor
 from core.runtime.executor import Executor, Ran, Size
 from core.serving.layouts import DecodeLayouts
 
-__all__ = ["FOLDER", "Bench"]
 _AHEAD = 64
 
 
@@ -85,13 +84,16 @@ class Bench:
         decode_gib = (free - torch.cuda.mem_get_info()[0]) / 2**30
         free = torch.cuda.mem_get_info()[0]
         with torch.inference_mode(False), torch.enable_grad():
-            self.feed = make_feed(scheduler, folder, self.partitions, options)
+            model = scheduler.tp_worker.model_runner.model
+            self.feed = Feed(
+                model, folder / "model", self.partitions, options["micro_batch_tokens"], options["rank"]
+            )
         self._kind_ms: dict[tuple[Layout, TaskletKind], float] = {}
         self.executor = Executor(
             scheduler.forward_stream,
             {part.layout: part.finetune for part in self.partitions.parts},
             select=self.layouts.select,
-            new_event=lambda: torch.cuda.Event(enable_timing=True),
+            new_event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
             tasklet_ms=lambda layout, kind: self._kind_ms.get((layout, kind), 2.0),
         )
         done = time.perf_counter()
@@ -151,7 +153,7 @@ class Bench:
         executor, count, ran = self.executor, len(self.feed.kinds), []
         left = count
         while left:
-            left -= executor._queue(self.feed, layout, min(left, 8), None, Size(0, 0, 0))
+            left -= executor.idle(min(left, 8), self.feed, layout)
             ran += executor.collect()[1]
         executor.drain()
         return ran + executor.collect()[1]
@@ -328,12 +330,6 @@ class Bench:
         self.setup["prompt_tokens"] = PROMPT
         body = {"gpu": torch.cuda.get_device_name(), "setup": self.setup, "points": points}
         (self._folder / "results.json").write_bytes(msgspec.json.encode(body))
-
-
-def make_feed(scheduler: Any, folder: Path, partitions: Any, options: dict[str, Any]) -> Any:
-    """The source of tasklets."""
-    model = scheduler.tp_worker.model_runner.model
-    return Feed(model, folder / "model", partitions, options["micro_batch_tokens"], options["rank"])
 
 
 def _fresh_lora(weights: Any, rank: int) -> dict[str, torch.Tensor]:

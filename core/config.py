@@ -34,13 +34,19 @@ class EngineSettings(BaseModel):
     max_lora_rank: int = Field(16, ge=1, description="Largest adapter rank that the engine can serve.")
     max_loras_per_batch: int = Field(4, ge=1)
     threads: int | None = Field(None, ge=1, description="CPU threads of the scheduler process; None: all cores.")
+    captured: bool = Field(
+        True,
+        description="On a GPU: finetune as CUDA graphs, next to decode and behind its steps. False: eagerly between "
+        "two steps, without SGLang's overlap scheduler; slower, and any LoRA job goes.",
+    )
+    partitions: int = Field(6, ge=0, le=16, description="SM splits made at the start; each takes 2 to 4 s to capture.")
     start_timeout_s: float = Field(600.0, gt=0)
 
 
 class FinetuneSettings(BaseModel):
     """Defaults and limits of finetuning in the engine's process."""
 
-    policy: Literal["solo", "tasklet_slices"] = "tasklet_slices"
+    policy: Literal["solo", "tasklet_slices", "hybrid", "harli", "static"] = "tasklet_slices"
     margin: float = Field(0.15, ge=0, lt=1, description="Share of a latency target that is never planned with.")
     micro_batch_tokens: int = Field(256, ge=32, description="Default tokens of a packed micro-batch.")
 

@@ -29,7 +29,7 @@ def make(device: torch.device, count: int, sizes: Sequence[int] = ()) -> Partiti
     if device.type != "cuda":
         return whole_device()
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    finetune = torch.cuda.Stream(device)
+    finetune = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     if count < 1 and not sizes:
         return whole_device(sms, finetune)
     try:
@@ -40,7 +40,7 @@ def make(device: torch.device, count: int, sizes: Sequence[int] = ()) -> Partiti
         return whole_device(sms, finetune)
     parts = [Part(WHOLE, None, finetune), *splits]
     if splits:
-        decode = torch.cuda.Stream(device, priority=_HIGH_PRIORITY)
+        decode = torch.cuda.Stream(device, priority=_HIGH_PRIORITY)  # type: ignore[no-untyped-call]
         parts += [
             Part(Layout("confined", 0, part.layout.finetune_sms), decode, part.finetune) for part in splits
         ]
@@ -95,7 +95,8 @@ class Driver:
         given = self._call("cuGreenCtxGetDevResource", context, self._kind)
         stream = self._call("cuGreenCtxStreamCreate", context, cu.CUstream_flags.CU_STREAM_NON_BLOCKING, 0)
         self._kept.append((descriptor, context, stream))
-        return torch.cuda.ExternalStream(int(stream), device=self._index), int(given.sm.smCount)
+        external = torch.cuda.ExternalStream(int(stream), device=self._index)  # type: ignore[no-untyped-call]
+        return external, int(given.sm.smCount)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         error, *values = getattr(self._cu, name)(*arguments)

@@ -199,9 +199,9 @@ class Executor:
         self._free = None
         self._step = None
 
-    def idle(self, count: int, work: Work) -> int:
-        """Nothing decodes: queue up to `count` tasklets on the whole device."""
-        queued = self._queue(work, WHOLE, count, None, NOTHING)
+    def idle(self, count: int, work: Work, layout: Layout = WHOLE) -> int:
+        """Nothing decodes: queue up to `count` tasklets on the whole device, or alone on a layout's finetune part."""
+        queued = self._queue(work, layout, count, None, NOTHING)
         self._hold(queued)
         return queued
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from core.errors import HarliError
+from core.finetune.captured_job import CapturedJob
 from core.finetune.trainer import Trainer
 from core.intake import adapter
 from core.link.messages import JobSpec, JobUpdate
@@ -22,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 # More tasklets than ever fit between two steps.
 _LOOK_AHEAD = 64
-# Preparing runs Python beside decode; a short switch interval keeps decode's wait for the interpreter lock short.
+# Preparing, packing ahead and writing checkpoints run Python beside decode for as long as there is a job; a short
+# switch interval keeps decode's wait for the interpreter lock short.
 _SWITCH_INTERVAL_S = 0.0005
 
 
@@ -38,7 +40,7 @@ class JobRun:
         engine_id: str,
         spec: JobSpec,
         token: int,
-        prepare: Callable[[], Trainer],
+        prepare: Callable[[], Trainer | CapturedJob],
         send: Callable[[JobUpdate], Any],
     ) -> None:
         self.spec = spec
@@ -49,8 +51,8 @@ class JobRun:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="harli-job")
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        self._preparing: Future[Trainer] | None = self._pool.submit(prepare)
-        self._trainer: Trainer | None = None
+        self._preparing: Future[Trainer | CapturedJob] | None = self._pool.submit(prepare)
+        self._trainer: Trainer | CapturedJob | None = None
         self._checkpointed_step = 0
         self._writing: list[tuple[Future[Path], Callable[[Path], None]]] = []
         self._wish: Literal["pause", "save", "cancel"] | None = None
@@ -73,17 +75,41 @@ class JobRun:
     def run_next(self) -> TaskletKind | None:
         """Run one tasklet and report what it measured; None when it failed and the job is over."""
         trainer = self._trainer
+        assert isinstance(trainer, Trainer)
+        return self._next(trainer.run_next)
+
+    def launch(self, partition: int) -> TaskletKind | None:
+        """Queue one captured tasklet on a partition's stream; None when there is none, or when it failed and the job is
+        over."""
+        trainer = self._trainer
+        if self._closing or trainer is None or isinstance(trainer, Trainer):
+            return None
+        return self._next(lambda: trainer.launch(partition))
+
+    def _next(self, run: Callable[[], TaskletKind | None]) -> TaskletKind | None:
+        trainer = self._trainer
         assert trainer is not None
         try:
-            kind = trainer.run_next()
-            for metric in trainer.take_metrics():
-                self._report("metric", **metric._asdict())
+            kind = run()
         except Exception as error:
             self._fail(error)
+            return None
+        self._metrics()
+        if self.ended:
             return None
         if kind == "optimizer" and trainer.progress.step - self._checkpointed_step >= self.spec.checkpoint_every:
             self._checkpoint("checkpoint")
         return kind
+
+    def _metrics(self) -> None:
+        """Tell what has been measured; a measurement that is no number ends the job."""
+        if self._trainer is None:
+            return
+        try:
+            for metric in self._trainer.take_metrics():
+                self._report("metric", **metric._asdict())
+        except Exception as error:
+            self._fail(error)
 
     @property
     def tokens_per_tasklet(self) -> float:
@@ -112,6 +138,7 @@ class JobRun:
             except Exception as error:
                 self._fail(error)
                 return
+        self._metrics()
         if self._trainer is not None and not self._closing:
             if self._wish is not None:
                 self._obey(self._wish)
@@ -134,9 +161,8 @@ class JobRun:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
-    def _take_up(self, preparing: Future[Trainer]) -> None:
+    def _take_up(self, preparing: Future[Trainer | CapturedJob]) -> None:
         self._preparing = None
-        sys.setswitchinterval(self._interval)
         try:
             self._trainer = preparing.result()
         except Exception as error:

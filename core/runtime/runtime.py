@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from core.finetune.captured_job import CapturedJob
 from core.finetune.trainer import Trainer
 from core.link.messages import (
     EngineNotice,
@@ -31,10 +32,11 @@ from core.link.messages import (
 )
 from core.link.transport import EngineEnd
 from core.policy import bind
-from core.policy.types import WHOLE, StepPlan, StepState
+from core.policy.types import WHOLE, Layout, Predictor, StepPlan, StepState, TaskletKind
 from core.predictor.moving import MovingPredictor
 from core.predictor.stale import MissWatch
 from core.runtime.clock import StepClock
+from core.runtime.executor import Executor, Size
 from core.runtime.job import JobRun
 from core.runtime.report import Interval
 
@@ -42,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.5
 _CALIBRATION_GAPS = 24
+_PUMP_S = 0.0005  # between two looks at a device that is busy with finetuning alone
 
 
 class Load(NamedTuple):
@@ -57,12 +60,27 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Queued:
+    """A device that works through what is queued, in layouts: its executor; the layouts that exist, each with the place
+    of its finetune stream among those that tasklets were captured on; the captured size that a batch is padded to."""
+
+    executor: Executor
+    partitions: Mapping[Layout, int]
+    padded: Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the runtime needs of the engine: who it is, where finetuning runs, how a job's trainer is built."""
+    """What the runtime needs of the engine: who it is, where finetuning runs, how a job's trainer is built.
+
+    queued: None where tasklets run eagerly between two steps; predictor: None for one that learns from what it sees.
+    """
 
     hello: Hello
     device: torch.device
-    prepare: Callable[[StartJob], Trainer]
+    prepare: Callable[[StartJob], Trainer | CapturedJob]
+    queued: Queued | None = None
+    predictor: Predictor | None = None
 
 
 class Runtime:
@@ -90,7 +108,7 @@ class Runtime:
         self._memory = self._policy.MEMORY
         self._margin = margin
         self._calibration_prefix = calibration_prefix
-        self._predictor = MovingPredictor()
+        self._predictor: Predictor = engine.predictor or MovingPredictor()
         self._guard = MissWatch(misses=4, steps=20, clean=40)
         self._clock = StepClock()
         self._targets: tuple[Target, ...] = ()
@@ -112,6 +130,40 @@ class Runtime:
     def step_begins(self) -> None:
         """A batch is about to be launched."""
         self._step_began = self._time()
+        if self._engine.queued is not None:
+            self._engine.queued.executor.other_batch()
+
+    def decode_begins(self, load: Load) -> None:
+        """A decode batch, `load.running`, is about to be launched on a device that works through a queue: plan for it
+        and select its graphs."""
+        queued = self._queued
+        now = self._step_began = self._time()
+        self._load = load
+        self._step_size = Size(queued.padded(len(load.running)), load.kv_tokens, load.max_kv)
+        self._step_plan = self._plan(now)
+        queued.executor.begin_step(self._step_plan.layout, self._step_size)
+
+    def decode_launched(self) -> None:
+        """That batch is launched: queue what its plan puts beside and behind it."""
+        plan, size = self._step_plan, self._step_size
+        self._interval.last_plan = plan
+        expected = self._predictor.decode_ms(plan.layout, size.padded, size.kv_tokens, size.max_kv)
+        work = self if self._job is not None and not plan.pause else None
+        beside, after = self._queued.executor.step_launched(plan, work, expected if isfinite(expected) else 0.0)
+        self._interval.beside += beside
+        self._interval.after += after
+
+    def launch(self, layout: Layout) -> TaskletKind | None:
+        """The executor asks for the job's next tasklet on a layout's finetune stream."""
+        job = self._job
+        if job is None or job.ended:
+            return None
+        tokens = job.tokens_per_tasklet
+        kind = job.launch(self._queued.partitions[layout])
+        if kind is not None:
+            self._interval.tasklets += 1
+            self._interval.finetune_tokens += tokens
+        return kind
 
     def prefill_ended(self, first_tokens: Sequence[tuple[str, float]], load: Load) -> None:
         """A prefill step's result is in; (request, moment of its arrival) got their first token."""
@@ -127,19 +179,23 @@ class Runtime:
         now = self._time()
         self._load = load
         batch = len(requests)
-        step_ms = self._measure(now, batch)
         self._interval.decode_steps += 1
         self._interval.decode_tokens += batch
-        self._interval.decode_s += now - self._step_began
-        self._predictor.observe_step(WHOLE, batch, load.kv_tokens, step_ms, max_kv=load.max_kv)
+        if self._engine.queued is None:
+            steps_ms = [self._measure(now, batch)]
+            self._interval.decode_s += now - self._step_began
+            self._predictor.observe_step(WHOLE, batch, load.kv_tokens, steps_ms[0], max_kv=load.max_kv)
+        else:
+            steps_ms = self._collect()
         if requests and requests[0][0].startswith(self._calibration_prefix):
-            self._calibrate(step_ms)
+            for step_ms in steps_ms:
+                self._calibrate(step_ms)
         else:
             gap = self._clock.decode(now, requests)
             self._watch(gap)
         self._last_decode_end, self._tasklet_s = now, 0.0
         self._between_steps(now)
-        if load.running:
+        if load.running and self._engine.queued is None:
             self._run(self._plan(now))
 
     def idle(self, load: Load) -> bool:
@@ -149,10 +205,23 @@ class Runtime:
         self._last_decode_end = None
         self._between_steps(now)
         self._clock.keep(())
+        if self._engine.queued is not None:
+            return self._pump(self._engine.queued, now)
         view = self._job.view() if self._job is not None else None
         if view is None:
-            return self._job is not None
+            return False
         return self._run(self._plan(now)) > 0
+
+    def _pump(self, queued: Queued, now: float) -> bool:
+        """Nothing decodes: keep the whole device fed."""
+        self._collect()
+        queued.executor.other_batch()
+        plan = self._interval.last_plan = self._plan(now)
+        if plan.after and self._job is not None:
+            queued.executor.idle(plan.after, self)
+        if queued.executor.queued_ms():
+            time.sleep(_PUMP_S)
+        return self._job is not None or queued.executor.queued_ms() > 0
 
     def finish_calibration(self) -> None:
         """No calibration request will follow: the engine is ready to be announced."""
@@ -185,7 +254,8 @@ class Runtime:
             self._job.poll()
             if self._job.ended:
                 self._job = None
-                self._predictor.forget_tasklets()
+                if isinstance(self._predictor, MovingPredictor):
+                    self._predictor.forget_tasklets()
         if now - self._interval.started >= REPORT_INTERVAL_S and self._calibration is None:
             self._report(now)
 
@@ -195,18 +265,22 @@ class Runtime:
         if view is None:
             return StepPlan(reason="no job")
         load = self._load
-        if self._guard.reason:
+        if self._guard.reason and load.running:
             return StepPlan(pause=True, reason=f"guard: {self._guard.reason}")
+        queued = self._engine.queued
         state = StepState(
             batch=len(load.running),
-            padded=len(load.running),
+            padded=len(load.running) if queued is None else queued.padded(len(load.running)),
             kv_tokens=load.kv_tokens,
             max_kv=load.max_kv,
             waiting=load.waiting,
             prefill_waiting=load.prefill_waiting,
             slack_ms=self._slack(now) if load.running else (),
-            inflight_ms=0.0,
+            inflight_ms=queued.executor.inflight_ms() if queued is not None else 0.0,
             jobs=(view,),
+            layouts=tuple(queued.partitions) if queued is not None else (WHOLE,),
+            layout=queued.executor.layout if queued is not None else WHOLE,
+            beside_ms=queued.executor.beside_ms() if queued is not None else 0.0,
         )
         plan, self._memory = self._policy.plan(state, self._predictor, self._memory)
         return plan
@@ -246,6 +320,24 @@ class Runtime:
         if self._load.running:
             self._interval.after += ran
         return ran
+
+    @property
+    def _queued(self) -> Queued:
+        assert self._engine.queued is not None
+        return self._engine.queued
+
+    def _collect(self) -> list[float]:
+        """Learn from what the device has finished; answers the steps' own ms."""
+        steps, ran = self._queued.executor.collect()
+        for step in steps:
+            self._interval.decode_s += step.ms / 1e3
+            self._predictor.observe_step(
+                step.layout, step.padded, step.kv_tokens, step.ms, step.beside, max_kv=step.max_kv
+            )
+        for one in ran:
+            self._interval.finetune_s += one.ms / 1e3
+            self._predictor.observe_tasklet(one.layout, one.kind, one.ms, one.padded, one.kv_tokens)
+        return [step.ms for step in steps]
 
     def _measure(self, now: float, batch: int) -> float:
         """The step's own ms: since the last one's end less what finetuning took in between, else since its launch."""

@@ -13,6 +13,7 @@ import zmq
 
 from core.config import Settings
 from core.errors import Invalid
+from core.finetune.captured_job import CapturedJob
 from core.finetune.trainer import Trainer
 from core.finetune.views import shared_model
 from core.intake import packing
@@ -46,10 +47,21 @@ class Attachment:
         self._shared = shared_model(model, model_path)
         self._model_path = model_path
         device = self._shared.model.embed_tokens.weight.device
+        self._queue = None
+        if device.type == "cuda" and settings.engine.captured:
+            from core.serving.queue import DecodeQueue
+
+            self._queue = DecodeQueue(scheduler, self._shared, settings)
         hello = self._hello(settings, device)
         link = EngineEnd(settings.resolved_link_url, hello.engine_id)
         self.runtime = Runtime(
-            Prepared(hello=hello, device=device, prepare=self._prepare),
+            Prepared(
+                hello=hello,
+                device=device,
+                prepare=self._prepare,
+                queued=self._queue.queued if self._queue is not None else None,
+                predictor=self._queue.predictor if self._queue is not None else None,
+            ),
             link,
             policy=settings.finetune.policy,
             margin=settings.finetune.margin,
@@ -63,6 +75,18 @@ class Attachment:
         activation.report(settings.data_dir, hello)
 
     # ---- step path ---------------------------------------------------------------------------------------------------
+
+    def step_begins(self, batch: Any) -> None:
+        """A batch is about to be launched."""
+        if self._queue is not None and batch.forward_mode.is_decode():
+            self.runtime.decode_begins(self._load(batch.reqs))
+        else:
+            self.runtime.step_begins()
+
+    def step_launched(self, batch: Any) -> None:
+        """That batch is launched; its result may come later."""
+        if self._queue is not None and batch.forward_mode.is_decode():
+            self.runtime.decode_launched()
 
     def step_ended(self, batch: Any) -> None:
         """A batch's result has been processed and its tokens sent on."""
@@ -83,9 +107,10 @@ class Attachment:
         """Nothing is to be launched; True when finetuning took the time."""
         return self._scheduler.is_fully_idle() and self.runtime.idle(self._load())
 
-    def _load(self) -> Load:
+    def _load(self, requests: Any = None) -> Load:
+        """The engine with `requests` running, by default those that go on after this step."""
         scheduler = self._scheduler
-        running = [r for r in scheduler.running_batch.reqs if not r.finished()]
+        running = requests if requests is not None else [r for r in scheduler.running_batch.reqs if not r.finished()]
         lengths = [len(r.origin_input_ids) + len(r.output_ids) for r in running]
         total = scheduler.max_total_num_tokens
         free = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
@@ -101,7 +126,7 @@ class Attachment:
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, order: StartJob) -> Trainer:
+    def _prepare(self, order: StartJob) -> Trainer | CapturedJob:
         """Runs in the job's thread: read and tokenise the rows, wrap the model."""
         spec = order.spec
         path = Path(spec.dataset_path)
@@ -112,13 +137,10 @@ class Attachment:
             micro_batch_tokens=spec.micro_batch_tokens,
             sequence_length=spec.sequence_length,
         )
-        return Trainer(
-            self._shared,
-            spec,
-            rows,
-            base_name=self._model_path.name,
-            resume_from=Path(order.resume_from) if order.resume_from else None,
-        )
+        name, resume = self._model_path.name, Path(order.resume_from) if order.resume_from else None
+        if self._queue is None:
+            return Trainer(self._shared, spec, rows, base_name=name, resume_from=resume)
+        return CapturedJob(self._queue.trainer, self._shared, spec, rows, base_name=name, resume_from=resume)
 
     # ---- start and end -----------------------------------------------------------------------------------------------
 
@@ -140,7 +162,7 @@ class Attachment:
             lora_modules=tuple(sorted(arguments.lora_target_modules)),
             kv_tokens=scheduler.max_total_num_tokens,
             max_running_requests=scheduler.max_running_requests,
-            partitions=("whole",),
+            partitions=self._queue.layouts if self._queue is not None else ("whole",),
         )
 
     def _leave(self, signum: int, frame: Any) -> None:

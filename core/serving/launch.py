@@ -92,9 +92,9 @@ def server_arguments(settings: Settings, model_path: Path, device: str) -> Serve
         "lora_target_modules": list(LORA_MODULES),
         "sleep_on_idle": True,
         "log_level": "warning",
-        # Finetuning runs between a step's result and the next launch; with the overlap scheduler the next step would
-        # already be on the device.
-        "disable_overlap_schedule": True,
+        # Eager tasklets run between a step's result and the next launch; with the overlap scheduler the next step would
+        # already be on the device. Captured ones are queued behind the launch.
+        "disable_overlap_schedule": cpu or not engine.captured,
     }
     if engine.attention_backend:
         arguments["attention_backend"] = engine.attention_backend

@@ -49,8 +49,10 @@ def _run_event_loop(original: Callable[[Any], None], scheduler: Any) -> None:
 
 
 def _run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    scheduler.harli.runtime.step_begins()
-    return original(scheduler, batch, *args, **kwargs)
+    scheduler.harli.step_begins(batch)
+    result = original(scheduler, batch, *args, **kwargs)
+    scheduler.harli.step_launched(batch)
+    return result
 
 
 def _process_batch_result(original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> None:

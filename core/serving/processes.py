@@ -17,6 +17,8 @@ if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
 
 def run_scheduler(*args: Any, **kwargs: Any) -> None:
     """SGLang's scheduler process; the plugin hooks load inside."""
+    # Streams that share a hardware queue wait for each other; SGLang's 8 are fewer than decode and finetuning have.
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     run_scheduler_process(*args, **kwargs)
