@@ -2,11 +2,11 @@
 
     python -m benchmarks.frontier --model llama-3-8b --attention fa3 --batches 32 128
 
-One engine (random weights, LoRA serving on with one adapter in use, overlap scheduler on) decodes fixed batches of
-512-token prompts. Operating points are swept once: plain SGLang, this runtime without a job, each split alone and with
-its finetune part kept busy, confined parts, tasklets behind the step, and both together; then, on a profile made of
-them, the policies run live at a list of targets. Every point is one `generate` call whose requests carry the point's
-number in their ids; the scheduler process reads it there, so nothing else has to be told at run time.
+One engine (random weights, LoRA serving on with one adapter in use unless --lora none, overlap scheduler on) decodes
+fixed batches of 512-token prompts. Operating points are swept once: plain SGLang, this runtime without a job, each
+split alone and with its finetune part kept busy, confined parts, tasklets behind the step, and both together; then, on
+a profile made of them, the policies run live at a list of targets. Every point is one `generate` call whose requests
+carry the point's number in their ids; the scheduler process reads it there, so nothing else has to be told at run time.
 
 A row's finetune_tokens_s counts tasklets that ended while the point was measured, each for its share of a micro-batch
 by its time on the whole device; micro-batches have no padding.
@@ -103,6 +103,7 @@ def main() -> None:
     arguments.add_argument("--policies", nargs="*", default=["hybrid", "harli", "tasklet_slices"])
     arguments.add_argument("--micro-batch-tokens", type=int, default=2048)
     arguments.add_argument("--rank", type=int, default=16)
+    arguments.add_argument("--lora", choices=("csgmv", "triton", "none"), default="csgmv", help="SGLang's LoRA kernels")
     arguments.add_argument("--seconds", type=float, default=1e9, help="stop starting points after so long")
     arguments.add_argument("--name", default="frontier")
     options = arguments.parse_args()
@@ -140,6 +141,13 @@ def _serve(folder: Path, options: Any, points: list[Point]) -> tuple[list[Any], 
     plan = {"options": vars(options), "points": [asdict(point) for point in points]}
     (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
 
+    lora: dict[str, Any] = {}
+    if options.lora != "none":
+        lora = {
+            "enable_lora": True, "max_lora_rank": options.rank, "max_loras_per_batch": 2,
+            "lora_target_modules": list(MODULES), "lora_backend": options.lora,
+        }  # fmt: skip
+
     class FrontierEngine(Engine):  # type: ignore[misc]
         run_scheduler_process_func = staticmethod(run_scheduler)
 
@@ -147,31 +155,32 @@ def _serve(folder: Path, options: Any, points: list[Point]) -> tuple[list[Any], 
         model_path=str(model), load_format="dummy", skip_tokenizer_init=True, attention_backend=options.attention,
         sampling_backend="pytorch", grammar_backend="none", mem_fraction_static=0.28, log_level="warning",
         cuda_graph_bs_decode=sorted({8, *options.batches}), max_running_requests=max(options.batches),
-        enable_lora=True, max_lora_rank=options.rank, max_loras_per_batch=2, lora_target_modules=list(MODULES),
+        **lora,
     )  # fmt: skip
     print(f"engine up after {time.time() - began:.0f} s", flush=True)
-    _load_adapter(engine, MODELS[options.model], options.rank)
+    if lora:
+        _load_adapter(engine, MODELS[options.model], options.rank)
     vocabulary = MODELS[options.model]["vocab_size"] - 1000
     outputs: list[Any] = []
     for batch in options.batches:  # fills the prefix cache, compiles what is compiled at first use
-        _generate(engine, f"warm{batch}", batch, 24, vocabulary)
+        _generate(engine, f"warm{batch}", batch, 24, vocabulary, bool(lora))
     for number, point in enumerate(points):
         if time.time() - began > options.seconds:
             break
-        outputs.append(_generate(engine, f"p{number}", point.batch, point.steps + SKIP, vocabulary))
+        outputs.append(_generate(engine, f"p{number}", point.batch, point.steps + SKIP, vocabulary, bool(lora)))
         if number % 10 == 0:
             print(f"{time.time() - began:.0f} s: point {number} of {len(points)}", flush=True)
-    _generate(engine, "end", 1, 4, vocabulary)
+    _generate(engine, "end", 1, 4, vocabulary, bool(lora))
     engine.shutdown()
     return outputs, points[: len(outputs)]
 
 
-def _generate(engine: Any, name: str, batch: int, tokens: int, vocabulary: int) -> list[list[int]]:
+def _generate(engine: Any, name: str, batch: int, tokens: int, vocabulary: int, adapted: bool) -> list[list[int]]:
     answers = engine.generate(
         input_ids=[[(7919 * i + 31 * j) % vocabulary + 5 for j in range(PROMPT)] for i in range(batch)],
         sampling_params={"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0.0},
         rid=[f"{name}-{i}" for i in range(batch)],
-        lora_path=["adapter"] * batch,
+        lora_path=["adapter"] * batch if adapted else None,
     )
     return [answer["output_ids"] for answer in answers]
 
@@ -215,7 +224,7 @@ def _rows(options: Any, points: list[Point], measured: list[dict[str, Any]]) -> 
         rows.append(
             {
                 "model": options.model, "batch": point.batch, "context": f"{PROMPT}-{PROMPT + point.steps}",
-                "attention": options.attention, "lora": True, "policy": point.name,
+                "attention": options.attention, "lora": options.lora != "none", "policy": point.name,
                 "layout": str(point.layout) if point.mode != "policy" else found["layouts"],
                 "after": point.after, "target_ms": point.target_ms or None,
                 "p50_ms": _quantile(gaps, 0.5), "p99_ms": _quantile(gaps, 0.99), "steps": len(gaps),
@@ -237,9 +246,7 @@ def _same_tokens(points: list[Point], outputs: list[Any]) -> dict[str, str]:
     answer: dict[str, str] = {}
     for point, tokens in zip(points, outputs, strict=True):
         reference = plain.setdefault(point.batch, tokens)
-        same = sum(
-            a[: min(len(a), len(b))] == b[: min(len(a), len(b))] for a, b in zip(tokens, reference, strict=True)
-        )
+        same = sum(a[: min(len(a), len(b))] == b[: min(len(a), len(b))] for a, b in zip(tokens, reference, strict=True))
         key = f"{point.batch} {point.name} {point.layout} +{point.after}" + (
             f" @{point.target_ms:g}" if point.target_ms else ""
         )

@@ -41,9 +41,7 @@ class Feed:
         self.streams = list(dict.fromkeys(part.finetune for part in partitions.parts))
         self._at = {part.layout: self.streams.index(part.finetune) for part in partitions.parts}
         self._trainer = CapturedTrainer(weights, Slot(rank, tokens), self.streams)
-        self._trainer.load_job(
-            _fresh_lora(weights, rank), scaling=2.0, weight_decay=0.0, max_grad_norm=1.0
-        )
+        self._trainer.load_job(_fresh_lora(weights, rank), scaling=2.0, weight_decay=0.0, max_grad_norm=1.0)
         self._batch = _micro_batch(tokens, weights.shape.vocabulary)
         self.micro_batch_tokens = tokens
         self._load()
@@ -85,9 +83,7 @@ class Bench:
         free = torch.cuda.mem_get_info()[0]
         with torch.inference_mode(False), torch.enable_grad():
             model = scheduler.tp_worker.model_runner.model
-            self.feed = Feed(
-                model, folder / "model", self.partitions, options["micro_batch_tokens"], options["rank"]
-            )
+            self.feed = Feed(model, folder / "model", self.partitions, options["micro_batch_tokens"], options["rank"])
         self._kind_ms: dict[tuple[Layout, TaskletKind], float] = {}
         self.executor = Executor(
             scheduler.forward_stream,

@@ -41,9 +41,7 @@ def make(device: torch.device, count: int, sizes: Sequence[int] = ()) -> Partiti
     parts = [Part(WHOLE, None, finetune), *splits]
     if splits:
         decode = torch.cuda.Stream(device, priority=_HIGH_PRIORITY)  # type: ignore[no-untyped-call]
-        parts += [
-            Part(Layout("confined", 0, part.layout.finetune_sms), decode, part.finetune) for part in splits
-        ]
+        parts += [Part(Layout("confined", 0, part.layout.finetune_sms), decode, part.finetune) for part in splits]
     return Partitions(driver.granularity.sms, tuple(parts))
 
 

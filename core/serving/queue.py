@@ -82,9 +82,7 @@ def _predictor(settings: Settings, sms: int, model: str, dtype: torch.dtype) -> 
         dtype=str(dtype).removeprefix("torch."),
     )
     try:
-        return TwoStagePredictor(
-            read_profile(settings.data_dir / "profiles" / f"{cache_key(machine)}.json", machine)
-        )
+        return TwoStagePredictor(read_profile(settings.data_dir / "profiles" / f"{cache_key(machine)}.json", machine))
     except NotFound:
         logger.warning("no profile of this machine: finetuning gets the slack behind the steps only")
         return MovingPredictor()
