@@ -14,12 +14,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from core.errors import HarliError, Unavailable
 from db import migrate
 
+# What is raised while the database is away or does not keep up: trying again may help, and changes nothing else.
+OUTAGE = (OperationalError, InterfaceError, PoolTimeout)
 WRITER_LOCK = 0x4841524C49
 _BUSY_TIMEOUT_MS = 15_000
 _POOL = 48

@@ -11,13 +11,12 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from core.api.schemas import ErrorBody, ErrorDetail
 from core.errors import HarliError, Invalid
+from db.store import OUTAGE
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +66,13 @@ def install(app: FastAPI) -> None:
     async def _gone(_request: Request, _error: ClientDisconnect) -> JSONResponse:
         return answer(400, "client_gone", "the connection ended in the middle of the body; send it again")
 
-    @app.exception_handler(OperationalError)
-    @app.exception_handler(PoolTimeout)
     async def _store(_request: Request, error: Exception) -> JSONResponse:
         logger.error("the store failed: %s", error)
         reason = getattr(error, "orig", None) or error
         return answer(503, "store_unavailable", f"the store does not answer ({reason}); try again in a moment")
+
+    for outage in OUTAGE:
+        app.add_exception_handler(outage, _store)
 
     @app.exception_handler(Exception)
     async def _fault(request: Request, error: Exception) -> JSONResponse:

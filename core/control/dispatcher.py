@@ -9,25 +9,23 @@ holds, and which commands it has been sent.
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from sqlalchemy.orm import Session
 
 from core.api import schemas
-from core.control import adapters, targets
+from core.control import adapters, orders, progress, targets
 from core.control import telemetry as history
 from core.control.context import Control
-from core.control.jobs import MAX_STALLS, save_from_checkpoint
-from core.control.lifecycle import TRANSITIONS, remark, transition
+from core.control.jobs import MAX_STALLS
+from core.control.lifecycle import TRANSITIONS, transition
 from core.errors import HarliError
 from core.link.messages import (
     PROTOCOL,
@@ -35,9 +33,7 @@ from core.link.messages import (
     FromEngine,
     Goodbye,
     Hello,
-    JobSpec,
     JobUpdate,
-    LoraSpec,
     PauseJob,
     SetTargets,
     StartJob,
@@ -50,7 +46,6 @@ from core.telemetry import interval as intervals
 from core.telemetry.window import Seconds
 from db import adapters as adapter_rows
 from db import changes, engines, leases
-from db import datasets as dataset_rows
 from db import jobs as rows
 from db import targets as target_rows
 from db.base import now
@@ -81,13 +76,14 @@ class LeaseLost(Exception):
 
 @dataclass
 class _Link:
-    """What is known of the connected engine. `holding`: the (job, token) it works on; `heard`: monotonic seconds;
-    `lost`: it has been given up on."""
+    """What is known of the engine. `holding`: the (job, token) it works on; `heard`: monotonic seconds; `connected`: it
+    has reported to this process; `lost`: it has been given up on."""
 
     engine_id: str
     heard: float
     holding: tuple[str, int] | None = None
     applied_version: int | None = None
+    connected: bool = False
     lost: bool = False
 
 
@@ -141,7 +137,7 @@ class Dispatcher:
             if isinstance(message, JobUpdate) and message.kind not in _ENDED:
                 self._release(engine_id, message.job_id, message.token)
             return
-        link.heard = time.monotonic()
+        link.heard, link.connected = time.monotonic(), True
         if link.lost:
             self._back(link)
         if isinstance(message, Telemetry):
@@ -188,7 +184,9 @@ class Dispatcher:
             targets.propose(session, hello.solo_itl_ms)
             self._reconcile(session, hello.engine_id, holding)
             changes.add(session, "engine", "ready", hello.engine_id, model=hello.model)
-        self._link = _Link(hello.engine_id, time.monotonic(), holding)
+        self._link = _Link(hello.engine_id, time.monotonic(), holding, connected=True)
+        if known != hello.engine_id:
+            self._unsent = None
         self._sent_targets = None
         self._sent_commands.clear()
         self.tick()
@@ -210,11 +208,11 @@ class Dispatcher:
             if holding is not None and (job.id, job.token) == holding:
                 job.engine_id = engine_id
                 if job.state == "interrupted":
-                    self._adopt(session, job)
+                    progress.adopt(session, job)
             elif job.state in IN_ENGINE and job.engine_id is not None:
                 just_sent = self._unsent is not None and self._unsent.spec.job_id == job.id
                 if not (just_sent and job.engine_id == engine_id):
-                    self._interrupt(session, job, "the engine that ran it is gone")
+                    progress.interrupt(session, job, "the engine that ran it is gone")
 
     def _back(self, link: _Link) -> None:
         """An engine that was given up on reports again; it may go on with the job that no one else was given."""
@@ -223,7 +221,7 @@ class Dispatcher:
             record.state, record.state_since = "ready", now()
             for job in rows.in_states(session, ("interrupted",)):
                 if link.holding == (job.id, job.token) and job.engine_id == link.engine_id:
-                    self._adopt(session, job)
+                    progress.adopt(session, job)
             changes.add(session, "engine", "ready", link.engine_id)
         link.lost = False
 
@@ -270,7 +268,7 @@ class Dispatcher:
             record.state, record.state_since = "gone", now()
             for job in rows.in_states(session, IN_ENGINE):
                 if job.engine_id == link.engine_id:
-                    self._interrupt(session, job, "the engine stopped")
+                    progress.interrupt(session, job, "the engine stopped")
             changes.add(session, "engine", "absent", link.engine_id)
         self._link = None
 
@@ -290,10 +288,12 @@ class Dispatcher:
         elif source is not None:
             self._register(update.job_id, update.token, source, update)
         else:
+            if update.code == progress.ENGINE_BUSY:
+                self._not_before = time.monotonic() + _BUSY_PAUSE_S
             with self._write() as session:
                 job = rows.find(session, update.job_id)
                 if job is not None and job.token == update.token:
-                    self._apply(session, job, update)
+                    progress.apply(session, job, update)
         if link.holding is None:
             self.tick()
 
@@ -308,104 +308,6 @@ class Dispatcher:
         elif current is not None and current[0] == update.job_id:
             link.holding = None
 
-    def _apply(self, session: Session, job: JobRecord, update: JobUpdate) -> None:
-        """What an update that is not stale does to its job."""
-        time_ = datetime.fromtimestamp(update.time, UTC)
-        if job.state == "interrupted" and update.kind != "interrupted":
-            self._adopt(session, job)
-        match update.kind:
-            case "started" | "resumed":
-                self._started(session, job, update)
-            case "metric":
-                self._metric(session, job, update, time_)
-            case "log":
-                session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=update.message or ""))
-                changes.add(session, "jobs", "log", job.id, state=job.state)
-            case "checkpoint":
-                self._checkpointed(job, update)
-                remark(session, job, "checkpoint", f"checkpoint at step {update.step}")
-            case "saving":
-                if job.state != "saving":
-                    transition(session, job, "saving", "saving", f"saving the adapter at step {update.step}")
-            case "paused":
-                self._checkpointed(job, update)
-                self._settle(session, job, "paused", f"paused at step {update.step}")
-            case "interrupted":
-                self._checkpointed(job, update)
-                job.token = None
-                self._interrupt(session, job, update.message or f"the engine stopped it at step {update.step}")
-            case "cancelled":
-                transition(session, job, "cancelled", "cancelled", f"stopped at step {job.step}")
-            case "failed" if update.code == "engine_busy":
-                self._not_before = time.monotonic() + _BUSY_PAUSE_S
-                self._interrupt(session, job, update.message or "the engine is busy")
-            case "failed":
-                message = update.message or "the engine gave no reason"
-                self._fail(session, job, update.code or "failed", message, update.param)
-
-    def _started(self, session: Session, job: JobRecord, update: JobUpdate) -> None:
-        job.total_steps = update.total_steps or job.total_steps
-        job.start_step = update.step
-        if update.step < job.step:
-            # What was done after the checkpoint is done again.
-            job.step = update.step
-            rows.drop_metrics_after(session, job.id, update.step)
-        if job.state == "starting":
-            again = f" from step {update.step}" if update.step else ""
-            transition(session, job, "running", "running", f"the engine runs it{again}")
-
-    @staticmethod
-    def _metric(session: Session, job: JobRecord, update: JobUpdate, time_: datetime) -> None:
-        names = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens")
-        values: dict[str, Any] = {name: getattr(update, name) for name in names}
-        rows.put_metric(session, job.id, update.step, time_, values)
-        job.step = max(job.step, update.step)
-        if update.loss is not None:
-            job.loss = update.loss
-            job.first_loss = update.loss if job.first_loss is None or update.step <= 1 else job.first_loss
-        job.eval_loss = update.eval_loss if update.eval_loss is not None else job.eval_loss
-        job.epoch = update.epoch if update.epoch is not None else job.epoch
-        job.tokens = update.tokens if update.tokens is not None else job.tokens
-        session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=_log_line(job, update)))
-        changes.add(session, "jobs", "metric", job.id, state=job.state, step=update.step, loss=update.loss)
-
-    @staticmethod
-    def _checkpointed(job: JobRecord, update: JobUpdate) -> None:
-        if update.path is None:
-            return
-        job.checkpoint, job.checkpoint_step = update.path, update.step
-        if update.step > job.start_step:
-            job.stalls = 0
-
-    @staticmethod
-    def _adopt(session: Session, job: JobRecord) -> None:
-        transition(session, job, "running", "running", "the engine is back and never stopped working on it")
-
-    def _interrupt(self, session: Session, job: JobRecord, why: str) -> None:
-        """Its engine is gone or let go of it: resumable, unless something else was asked of it in the meantime."""
-        if job.state != "interrupted":
-            progress = (job.checkpoint_step or 0) > job.start_step
-            job.stalls = 0 if progress else job.stalls + 1
-            transition(session, job, "interrupted", "interrupted", why)
-        self._settle(session, job, None, why)
-
-    def _settle(self, session: Session, job: JobRecord, state: str | None, message: str) -> None:
-        """Do what was asked of a job that the engine holds no longer; else put it in `state`."""
-        asked = job.command
-        if asked == "stop":
-            transition(session, job, "cancelled", "cancelled", f"stopped at step {job.step}")
-        elif asked == "save" and job.checkpoint_step:
-            save_from_checkpoint(session, job)
-        elif asked == "save":
-            transition(session, job, "cancelled", "cancelled", "stopped; there was no checkpoint to save")
-        elif asked == "pause" or state == "paused":
-            transition(session, job, "paused", "paused", message)
-
-    @staticmethod
-    def _fail(session: Session, job: JobRecord, code: str, message: str, param: str | None) -> None:
-        job.error = schemas.ErrorDetail(code=code, message=message, param=param).model_dump()
-        transition(session, job, "failed", "failed", message)
-
     def _register(self, job_id: str, token: int | None, source: Path, update: JobUpdate | None) -> None:
         """Store what the job wrote as its adapter's next version, and end it; deploy when it asked for that."""
         try:
@@ -418,7 +320,7 @@ class Dispatcher:
                     job.step = max(job.step, update.step)
                     job.tokens = update.tokens if update.tokens is not None else job.tokens
                 if job.state == "interrupted":
-                    self._adopt(session, job)
+                    progress.adopt(session, job)
                 if job.state != "saving":
                     transition(session, job, "saving", "saving", "saving the adapter")
                 record = adapters.store(
@@ -441,7 +343,7 @@ class Dispatcher:
                 job = rows.find(session, job_id)
                 if job is not None and job.token == token and "failed" in TRANSITIONS[job.state]:
                     message = f"the adapter that the job wrote to {source} cannot be stored: {error}"
-                    self._fail(session, job, "adapter_unusable", message, None)
+                    progress.fail(session, job, "adapter_unusable", message, None)
 
     # ---- acting ------------------------------------------------------------------------------------------------------
 
@@ -449,7 +351,7 @@ class Dispatcher:
         """Send what has to be sent: moved targets, commands, the next job."""
         self._save_checkpoints()
         link = self._link
-        if link is None or link.lost:
+        if link is None or link.lost or not link.connected:
             return
         with self._control.store.read() as session:
             in_force = target_rows.current(session)
@@ -501,11 +403,11 @@ class Dispatcher:
             if job is None or job.state not in ("queued", "interrupted"):
                 return
             try:
-                spec = self._spec(session, job)
+                spec = orders.spec(self._control, session, job)
             except HarliError as error:
-                self._fail(session, job, error.code, error.message, error.param)
+                progress.fail(session, job, error.code, error.message, error.param)
                 return
-            resume_from = newest_checkpoint(self._control.job_folder(job.id), job.checkpoint)
+            resume_from = orders.newest_checkpoint(self._control.job_folder(job.id), job.checkpoint)
             again = job.started_at is not None
             job.resumes += again
             job.token = leases.next_token(session, ENGINE_LEASE, link.engine_id)
@@ -519,54 +421,12 @@ class Dispatcher:
         if not self._send(link.engine_id, message):
             self._unsent = message
 
-    def _spec(self, session: Session, job: JobRecord) -> JobSpec:
-        """What the engine gets; raises when something the job needs has disappeared."""
-        body = schemas.JobCreate.model_validate(job.spec)
-        dataset = dataset_rows.find(session, job.dataset_id)
-        path = self._control.dataset_file(job.dataset_id)
-        if dataset is None or not path.is_file():
-            raise HarliError(
-                "dataset_missing",
-                f"the file of data set {job.dataset_name} is gone ({path}); upload it again",
-                "dataset",
-            )
-        initial = None
-        if job.initial_adapter is not None and job.initial_version is not None:
-            initial = self._control.adapter_folder(job.initial_adapter, job.initial_version)
-            if not initial.is_dir():
-                name = f"{job.initial_adapter}@{job.initial_version}"
-                raise HarliError("adapter_missing", f"adapter {name} is gone; upload it again", "initial_adapter")
-        assert body.micro_batch_tokens is not None and body.sequence_length is not None
-        return JobSpec(
-            job_id=job.id,
-            dataset_path=str(path),
-            adapter_name=job.adapter_name,
-            output_dir=str(self._control.job_folder(job.id)),
-            initial_adapter=str(initial) if initial is not None else None,
-            lora=LoraSpec(**{**body.lora.model_dump(), "target_modules": tuple(body.lora.target_modules)}),
-            learning_rate=body.learning_rate,
-            schedule=body.schedule,
-            warmup_ratio=body.warmup_ratio,
-            weight_decay=body.weight_decay,
-            max_grad_norm=body.max_grad_norm,
-            epochs=body.epochs,
-            max_steps=body.max_steps,
-            micro_batch_tokens=body.micro_batch_tokens,
-            accumulation=body.accumulation,
-            sequence_length=body.sequence_length,
-            seed=body.seed,
-            evaluation_fraction=body.evaluation_fraction,
-            evaluate_every=body.evaluate_every,
-            checkpoint_every=body.checkpoint_every,
-            priority=job.priority,
-        )
-
     def _save_checkpoints(self) -> None:
         """Finish jobs that are to be saved from a checkpoint, with no engine holding them."""
         with self._control.store.read() as session:
             found = [job for job in rows.in_states(session, ("saving",)) if job.engine_id is None]
         for job in found:
-            checkpoint = newest_checkpoint(self._control.job_folder(job.id), job.checkpoint)
+            checkpoint = orders.newest_checkpoint(self._control.job_folder(job.id), job.checkpoint)
             self._register(job.id, None, (checkpoint or Path("missing")) / "adapter", None)
 
     # ---- what takes too long -----------------------------------------------------------------------------------------
@@ -585,7 +445,7 @@ class Dispatcher:
                 if job is not None and job.state in IN_ENGINE and _overdue(job, time_):
                     doing = f"do what was asked ({job.command})" if job.command else f"get past {job.state}"
                     job.token = None
-                    self._interrupt(session, job, f"the engine did not {doing} in time; settled without it")
+                    progress.interrupt(session, job, f"the engine did not {doing} in time; settled without it")
         if late:
             self.tick()
 
@@ -595,7 +455,7 @@ class Dispatcher:
             record.state, record.state_since = "lost", now()
             for job in rows.in_states(session, IN_ENGINE):
                 if job.engine_id == link.engine_id:
-                    self._interrupt(session, job, f"the engine has been silent for {SILENCE_S:g} s")
+                    progress.interrupt(session, job, f"the engine has been silent for {SILENCE_S:g} s")
             changes.add(session, "engine", "lost", link.engine_id)
         link.lost = True
         self._unsent = None
@@ -605,43 +465,6 @@ class Dispatcher:
         if (done := self._seconds.flush()) is not None:
             with self._write() as session:
                 history.put_second(session, *done)
-
-
-def newest_checkpoint(job_folder: Path, recorded: str | None) -> Path | None:
-    """The newest whole checkpoint on disk: the engine may have written one that it could no longer report, and old
-    ones are pruned."""
-    found = sorted(
-        (path for path in (job_folder / "checkpoints").glob("step-*") if (path / "state.json").is_file()),
-        key=lambda path: int(path.name.rpartition("-")[2]),
-    )
-    if found:
-        return found[-1]
-    return Path(recorded) if recorded is not None and Path(recorded).is_dir() else None
-
-
-def remove_leftovers(control: Control, older_than: timedelta = timedelta(hours=6)) -> None:
-    """Delete what requests that a crash cut short left in the uploads folder."""
-    limit = time.time() - older_than.total_seconds()
-    for path in control.uploads.iterdir():
-        if path.stat().st_mtime < limit:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-
-
-def _log_line(job: JobRecord, update: JobUpdate) -> str:
-    """What a step measured, in words."""
-    figures = {
-        "loss": (update.loss, ".4f"),
-        "evaluation loss": (update.eval_loss, ".4f"),
-        "learning rate": (update.learning_rate, ".3g"),
-        "gradient norm": (update.grad_norm, ".3g"),
-        "tokens": (update.tokens, ",d"),
-    }
-    shown = ", ".join(f"{name} {value:{form}}" for name, (value, form) in figures.items() if value is not None)
-    of_total = f" of {job.total_steps}" if job.total_steps is not None else ""
-    return f"step {update.step}{of_total}: {shown}"
 
 
 def _overdue(job: JobRecord, time_: datetime) -> bool:

@@ -20,17 +20,18 @@ from typing import TypeVar
 import msgspec
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from core.control import leftovers
 from core.control import telemetry as history
 from core.control.context import Control, new_id
 from core.control.deployer import Deployer
-from core.control.dispatcher import Dispatcher, LeaseLost, remove_leftovers
+from core.control.dispatcher import Dispatcher, LeaseLost
 from core.link.messages import FromEngine, Telemetry
 from core.link.transport import ControlEnd, LinkError
 from db import leases
 from db.base import now
+from db.store import OUTAGE
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Owner:
         try:
             with self._control.store.write() as session:
                 leases.release(session, LEASE, self._holder)
-        except OperationalError as error:
+        except OUTAGE as error:
             logger.warning("the dispatch lease could not be released: %s", error)
 
     def _wake(self) -> None:
@@ -98,7 +99,7 @@ class Owner:
         try:
             with self._control.store.write() as session:
                 token = leases.acquire(session, LEASE, self._holder, LEASE_S)
-        except OperationalError as error:
+        except OUTAGE as error:
             logger.warning("the dispatch lease cannot be renewed: %s", error)
             return
         work = self._work
@@ -153,7 +154,6 @@ class _Work:
         self._reap_due = threading.Event()
         self._stopping = threading.Event()
         self._deploying: threading.Thread | None = None
-        remove_leftovers(control)
         self._thread = threading.Thread(target=self._run, name="harli-link")
         self._thread.start()
 
@@ -196,6 +196,7 @@ class _Work:
         def run() -> None:
             with self._write() as session:
                 history.retain(session, now())
+            leftovers.remove(self._control)
 
         self._guarded(run)
 
@@ -206,7 +207,7 @@ class _Work:
             run()
         except LeaseLost:
             self._stopping.set()
-        except OperationalError as error:
+        except OUTAGE as error:
             logger.warning("the store did not take a write, it is tried again: %s", error)
 
     @contextmanager
@@ -227,7 +228,7 @@ class _Work:
                 dispatcher.flush()
         except LeaseLost:
             logger.warning("another process took the dispatch lease")
-        except OperationalError as error:
+        except OUTAGE as error:
             logger.warning("the last second's telemetry is lost: %s", error)
         finally:
             self._stopping.set()
@@ -266,7 +267,7 @@ class _Work:
                 return act()
             except LeaseLost:
                 raise
-            except OperationalError as error:
+            except OUTAGE as error:
                 logger.warning("the store did not answer, it is tried again: %s", error)
                 time.sleep(_RETRY_S)
             except Exception:

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from core.config import Settings
 from tests.api.test_upload import zipped
 from tests.control import files
+from tests.stack import until
 
 
 @pytest.fixture
@@ -91,9 +92,8 @@ def test_an_adapter_from_upload_to_deletion(http: httpx.Client, tmp_path: Path) 
 def test_nothing_is_left_of_a_download(http: httpx.Client, settings: Settings, tmp_path: Path) -> None:
     archive = zipped(files.adapter(tmp_path / "captain"))
     http.post("/api/adapters", params={"name": "captain"}, files={"file": archive})
-    http.get("/api/adapters/captain/download")
-    http.get("/api/health")
-    assert list((settings.data_dir / "uploads").iterdir()) == []
+    assert http.get("/api/adapters/captain/download").status_code == 200
+    until(lambda: not any((settings.data_dir / "uploads").iterdir()), what="the temporary file to go")
 
 
 @pytest.mark.parametrize(

@@ -563,6 +563,38 @@ def test_an_engine_that_is_busy_with_something_unknown_gets_the_job_later(
     assert engine.expect(StartJob).token > order.token
 
 
+def test_a_new_owner_hands_nothing_out_before_the_engine_has_reported_to_it(
+    control: Control, owner: Owner, engine: EnginePeer, submit: Submit
+) -> None:
+    engine.expect(SetTargets)
+    owner.stop()
+    job = submit()
+    successor = Owner(control)
+    engine.close()
+    successor.start()
+    try:
+        time.sleep(0.6)
+        assert jobs.get(control, job.id).state == "queued"
+    finally:
+        successor.stop()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("store_url", ["postgres"], indirect=True)
+def test_a_store_that_drops_every_connection_does_not_end_the_dispatching(
+    control: Control, engine: EnginePeer, running: Running
+) -> None:
+    job, order = running
+    reaches(control, job.id, "running")
+    with control.store.engine.connect() as connection:
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        connection.exec_driver_sql(f"{others} WHERE datname = current_database() AND pid <> pg_backend_pid()")
+        engine.update(job.id, order.token, "metric", step=1, loss=4.0)
+    until(lambda: jobs.get(control, job.id).step == 1, what="the metric")
+    engine.update(job.id, order.token, "metric", step=2, loss=3.0)
+    until(lambda: jobs.get(control, job.id).step == 2, what="the next metric")
+
+
 def test_a_new_owner_goes_on_with_the_job_that_the_engine_holds(
     control: Control, owner: Owner, engine: EnginePeer, running: Running
 ) -> None:
