@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, MetaData
+from sqlalchemy import JSON, BigInteger, DateTime, Integer, MetaData
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import TypeDecorator
@@ -13,6 +13,10 @@ from sqlalchemy.types import TypeDecorator
 
 def now() -> datetime:
     return datetime.now(UTC)
+
+
+# Of rows that come without end; SQLite counts up in INTEGER only, which has 64 bits there.
+BigId = BigInteger().with_variant(Integer(), "sqlite")
 
 
 class UtcDateTime(TypeDecorator[datetime]):

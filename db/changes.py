@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import String, delete, func, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from db.base import Base, now
+from db.base import Base, BigId, now
 
 
 class ChangeRecord(Base):
@@ -17,7 +17,7 @@ class ChangeRecord(Base):
     __tablename__ = "changes"
     __table_args__ = ({"sqlite_autoincrement": True},)
 
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     time: Mapped[datetime] = mapped_column(index=True)
     topic: Mapped[str] = mapped_column(String(16))
     kind: Mapped[str] = mapped_column(String(40))

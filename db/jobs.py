@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, and_, delete, func, or_, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from db.base import Base
+from db.base import Base, BigId
 
 STATES = ("queued", "starting", "running", "paused", "saving", "succeeded", "failed", "cancelled", "interrupted")
 TERMINAL = ("succeeded", "failed", "cancelled")
@@ -75,7 +75,7 @@ class JobEventRecord(Base):
     __tablename__ = "job_events"
     __table_args__ = (Index(None, "job_id", "id"), {"sqlite_autoincrement": True})
 
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     time: Mapped[datetime]
     kind: Mapped[str] = mapped_column(String(40))
@@ -104,7 +104,7 @@ class JobLogRecord(Base):
     __tablename__ = "job_logs"
     __table_args__ = (Index(None, "job_id", "id"), {"sqlite_autoincrement": True})
 
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     time: Mapped[datetime]
     message: Mapped[str] = mapped_column(Text)

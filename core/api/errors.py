@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -65,6 +66,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def _gone(_request: Request, _error: ClientDisconnect) -> JSONResponse:
         return answer(400, "client_gone", "the connection ended in the middle of the body; send it again")
+
+    @app.exception_handler(DataError)
+    async def _value(_request: Request, error: DataError) -> JSONResponse:
+        return answer(422, "value", f"a value of the request cannot be stored or looked for: {error.orig}")
 
     async def _store(_request: Request, error: Exception) -> JSONResponse:
         logger.error("the store failed: %s", error)

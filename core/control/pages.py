@@ -21,7 +21,10 @@ def key(cursor: str | None, kind: Callable[[str], K]) -> K | None:
     if cursor is None:
         return None
     try:
-        return kind(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode())
+        found = kind(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode())
+        if isinstance(found, int) and not 0 <= found < 2**31:
+            raise ValueError(f"{found} is no row")
+        return found
     except (ValueError, binascii.Error) as error:
         raise Invalid(
             "cursor", f"the cursor {cursor!r} is not one of this listing; take `next` of its last page", "cursor"

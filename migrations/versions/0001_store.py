@@ -30,7 +30,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "changes",
-        sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("time", sa.DateTime(timezone=True), nullable=False),
         sa.Column("topic", sa.String(length=16), nullable=False),
         sa.Column("kind", sa.String(length=40), nullable=False),
@@ -169,7 +169,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "job_events",
-        sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("job_id", sa.String(length=40), nullable=False),
         sa.Column("time", sa.DateTime(timezone=True), nullable=False),
         sa.Column("kind", sa.String(length=40), nullable=False),
@@ -184,7 +184,7 @@ def upgrade() -> None:
     op.create_index("ix_job_events_job_id_id", "job_events", ["job_id", "id"], unique=False)
     op.create_table(
         "job_logs",
-        sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("job_id", sa.String(length=40), nullable=False),
         sa.Column("time", sa.DateTime(timezone=True), nullable=False),
         sa.Column("message", sa.Text(), nullable=False),

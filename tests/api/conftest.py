@@ -22,3 +22,13 @@ def settings(data_dir: Path) -> Iterator[Settings]:
 def http(settings: Settings) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=settings.api_url, trust_env=False, timeout=20) as client:
         yield client
+
+
+@pytest.fixture
+def http_on_each(data_dir: Path, store_url: str) -> Iterator[httpx.Client]:
+    """Plain HTTP to an API on each database."""
+    with (
+        served(data_dir, database_url=store_url) as settings,
+        httpx.Client(base_url=settings.api_url, trust_env=False, timeout=20) as client,
+    ):
+        yield client

@@ -130,8 +130,8 @@ _fuzz = hypothesis_settings(
 
 @_fuzz
 @given(route=st.sampled_from(WRITES), body=BODIES)
-def test_no_body_makes_a_fault(http: httpx.Client, route: tuple[str, str], body: object) -> None:
-    response = http.request(*route, content=json.dumps(body), headers={"Content-Type": "application/json"})
+def test_no_body_makes_a_fault(http_on_each: httpx.Client, route: tuple[str, str], body: object) -> None:
+    response = http_on_each.request(*route, content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert response.status_code < 500, response.text
     if response.status_code >= 400:
         error(response, response.status_code)
@@ -144,8 +144,8 @@ def test_no_body_makes_a_fault(http: httpx.Client, route: tuple[str, str], body:
         PARAMS, st.text(max_size=30) | st.integers(-(2**70), 2**70) | st.floats(), max_size=4
     ),
 )
-def test_no_query_makes_a_fault(http: httpx.Client, path: str, params: dict[str, Any]) -> None:
-    response = http.get(path, params=params)
+def test_no_query_makes_a_fault(http_on_each: httpx.Client, path: str, params: dict[str, Any]) -> None:
+    response = http_on_each.get(path, params=params)
     assert response.status_code < 500, response.text
     if response.status_code >= 400:
         error(response, response.status_code)
@@ -153,6 +153,13 @@ def test_no_query_makes_a_fault(http: httpx.Client, path: str, params: dict[str,
 
 @_fuzz
 @given(name=st.text(min_size=1, max_size=130), kind=st.sampled_from(["datasets", "adapters", "jobs", "names/datasets"]))
-def test_no_name_makes_a_fault(http: httpx.Client, name: str, kind: str) -> None:
-    response = http.get(f"/api/{kind}/{quote(name, safe='')}")
+def test_no_name_makes_a_fault(http_on_each: httpx.Client, name: str, kind: str) -> None:
+    response = http_on_each.get(f"/api/{kind}/{quote(name, safe='')}")
     assert response.status_code < 500, response.text
+
+
+def test_a_name_with_a_sign_that_no_database_takes_is_no_fault(http_on_each: httpx.Client) -> None:
+    for path in ("/api/jobs/a%00b", "/api/datasets/%00", "/api/adapters/%00x"):
+        assert http_on_each.get(path).status_code in (404, 422)
+    body = {"dataset": "a\0b", "adapter_name": "sailor"}
+    assert http_on_each.post("/api/jobs", json=body).status_code in (404, 422)
