@@ -7,8 +7,8 @@ only the slack behind the step, so time slices and partitions are both among the
 
 All layouts are compared every `hold` steps, or when none of the best still holds the target; in between the `few` best
 are. Where a part still works, leaving it means to wait for it, so another layout has to train more by `gain`. The slack
-is that of the tightest request, so one that was served early lends what it gained. While requests wait for a place in
-the batch, a growing part of the slack is left alone: a longer step serves fewer of them.
+is that of the tightest request, so one that was served early lends what it gained. Slack is left alone where longer
+steps would fill the batch or the memory with requests (`core.policy.crowding`).
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from math import inf
 from typing import NamedTuple
 
 from core.policy.allowance import earned
+from core.policy.crowding import CALM, Crowding, after_step, longest_gap
 from core.policy.fit import NO_MEMORY, blocked, fit, fit_beside, idle, next_slack, retreat, start_ms
 from core.policy.shares import NO_SHARES, Shares, charge, next_job
 from core.policy.tasklet_slices import time_slice
 from core.policy.types import WHOLE, JobView, Layout, Predictor, StepPlan, StepState, TaskletKind
 
+_WORTH_A_LONGER_GAP = 1.05  # trained per ms, against keeping the part busy: a longer gap means a larger batch
+
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
     """hold: steps between two comparisons of all layouts; few: layouts that are compared in between; gain: what another
-    layout has to train more for a change while the present part works; yielding: part of the extra time that each step
-    with waiting requests gives up, a step without any giving back a quarter of it; allowance, idle_ms, quantum_tokens:
-    as of `tasklet_slices`."""
+    layout has to train more for a change while the present part works; yielding: part of the extra time that a step
+    with waiting requests gives up; allowance, idle_ms, quantum_tokens: as of `tasklet_slices`."""
 
     hold: int = 16
     few: int = 2
     gain: float = 0.05
-    yielding: float = 0.0
+    yielding: float = 0.02
     allowance: float = 0.004
     idle_ms: float = 20.0
     quantum_tokens: float = 4096.0
@@ -45,13 +47,13 @@ KNOBS = Knobs()
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """best: the layouts that were best when all of `layouts` were compared, `age` steps ago; squeeze: part of the extra
-    time that may be used; credit: decode tokens that may be late on purpose; shares: the tenants' accounts."""
+    """best: the layouts that were best when all of `layouts` were compared, `age` steps ago; crowding: what longer
+    steps would do; credit: decode tokens that may be late on purpose; shares: the tenants' accounts."""
 
     best: tuple[Layout, ...] = ()
     layouts: tuple[Layout, ...] = ()
     age: int = 0
-    squeeze: float = 1.0
+    crowding: Crowding = CALM
     credit: float = 0.0
     shares: Shares = NO_SHARES
 
@@ -62,7 +64,7 @@ MEMORY = Memory()
 class _Way(NamedTuple):
     """A way to fill step after step in a layout: trained per ms, layout, bound of the decode step, ms until the
     tasklets beside it end, ms that those after it get (0: the finetune part is kept busy into the next step instead),
-    and whether what is queued leaves no time for it in this step."""
+    whether what is queued leaves no time for it in this step, and the ms that the next gap may take."""
 
     rate: float
     layout: Layout
@@ -70,6 +72,7 @@ class _Way(NamedTuple):
     end_ms: float
     after_ms: float
     later: bool
+    slack_ms: float
 
 
 class _Question(NamedTuple):
@@ -88,22 +91,21 @@ class _Question(NamedTuple):
 def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = KNOBS) -> tuple[StepPlan, Memory]:
     """The way that trains most per ms within the target."""
     credit = earned(memory.credit, state, knobs.allowance)
-    squeeze = _squeeze(state, memory.squeeze, knobs.yielding)
     best, layouts, age = memory.best, memory.layouts, memory.age + 1
     if reason := blocked(state, predictor):
         answer = StepPlan(retreat(state, predictor), pause=True, reason=reason)
-        return answer, Memory(best, layouts, age, squeeze, credit, memory.shares)
+        return answer, Memory(best, layouts, age, memory.crowding, credit, memory.shares)
     job, shares = next_job(state, memory.shares, knobs.quantum_tokens)
     if job is None:
         answer = StepPlan(retreat(state, predictor), pause=True, reason=NO_MEMORY)
-        return answer, Memory(best, layouts, age, squeeze, credit, shares)
+        crowding = _crowded(state, predictor, memory.crowding, answer, None, knobs)
+        return answer, Memory(best, layouts, age, crowding, credit, shares)
     if not state.batch:
         answer = idle(job, predictor, state, knobs.idle_ms)
-        return answer, Memory((), (), 0, squeeze, credit, charge(shares, job, answer.after))
+        return answer, Memory((), (), 0, memory.crowding, credit, charge(shares, job, answer.after))
 
-    way = None
+    way, question = None, _question(state, predictor, job, memory.crowding)
     if job.tasklets:
-        question = _question(state, predictor, job.tasklets[0], squeeze)
         if age < knobs.hold and layouts == state.layouts:
             way, _ = _best(question, best, knobs.gain, 0)
         if way is None and (best or age >= knobs.hold or layouts != state.layouts):
@@ -114,22 +116,35 @@ def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = 
         answer = StepPlan(retreat(state, predictor), job=job.job_id, pause=way is None, reason=reason)
     elif way is None or way.layout == WHOLE or way.later:
         next_ms = way.decode_ms if way is not None else 0.0
-        answer, credit = time_slice(state, predictor, job, credit, knobs.idle_ms, squeeze, next_ms)
+        answer, credit = time_slice(state, predictor, job, credit, knobs.idle_ms, question.squeeze, next_ms)
     else:
         answer = _fill(state, predictor, job, way)
+    crowding = _crowded(state, predictor, memory.crowding, answer, way, knobs)
     shares = charge(shares, job, answer.beside + answer.after)
-    return answer, Memory(best, layouts, age, squeeze, credit, shares)
+    return answer, Memory(best, layouts, age, crowding, credit, shares)
 
 
-def _squeeze(state: StepState, squeeze: float, yielding: float) -> float:
-    if state.waiting:
-        return squeeze * (1 - yielding)
-    return squeeze if squeeze == 1 else min(1.0, squeeze + yielding / 4)
+def _crowded(
+    state: StepState, predictor: Predictor, crowding: Crowding, answer: StepPlan, way: _Way | None, knobs: Knobs
+) -> Crowding:
+    if not state.kv_tokens_per_page:
+        return after_step(crowding, state, 0.0, knobs.yielding)
+    if way is not None and way.layout == answer.layout:
+        decode = way.decode_ms
+    else:
+        decode = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
+    return after_step(crowding, state, start_ms(state, answer.layout) + decode, knobs.yielding)
 
 
-def _question(state: StepState, predictor: Predictor, kind: TaskletKind, squeeze: float) -> _Question:
+def _question(state: StepState, predictor: Predictor, job: JobView, crowding: Crowding) -> _Question:
+    kind = job.tasklets[0] if job.tasklets else "forward"
     slack = min(state.slack_ms) if state.slack_ms else inf
     share = min(state.target_ms) if state.target_ms else slack
+    squeeze, gap = crowding.part, longest_gap(crowding, state, job)
+    if gap < slack:
+        alone = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
+        if alone < slack < inf:
+            squeeze = min(squeeze, max(0.0, gap - alone) / (slack - alone))
     return _Question(state, predictor, kind, predictor.tasklet_ms(WHOLE, kind), slack, share, squeeze)
 
 
@@ -152,7 +167,7 @@ def _best(
     return best and _Way(*best), tuple([layout for _, layout in ranking[:few]])
 
 
-def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, float, float, bool] | None:
+def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, float, float, bool, float] | None:
     """The fields of the best `_Way` in one layout, None when its step does not hold the target or nothing fits."""
     state, predictor, kind, unit, slack, share, squeeze = question
     whole = layout == WHOLE
@@ -170,7 +185,7 @@ def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, flo
         return None
     if whole:
         after = (slack - decode) // unit * unit if slack < inf else unit
-        return (after / (decode + after), layout, decode, decode, after, later) if after > 0 else None
+        return (after / (decode + after), layout, decode, decode, after, later, slack) if after > 0 else None
     tasklet = predictor.tasklet_ms(layout, kind, state.padded, state.kv_tokens)
     if tasklet == inf:
         return None
@@ -180,15 +195,15 @@ def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, flo
     if count > 0:  # what ends with the decode step
         after = (slack - decode) // unit * unit if slack < inf else unit
         trained = (count * unit + after) / (decode + after)
-        if after > 0 and trained > rate:
+        if after > 0 and trained > rate * _WORTH_A_LONGER_GAP:
             rate, after_ms = trained, after
     end = left + (count + 1) * tasklet  # one more, which the whole device waits for
     if decode < end < slack - unit:
         after = (slack - end) // unit * unit if slack < inf else unit
         trained = ((count + 1) * unit + after) / (end + after)
-        if trained > rate:
+        if trained > rate * _WORTH_A_LONGER_GAP:
             rate, end_ms, after_ms = trained, end, after
-    return rate, layout, decode, end_ms, after_ms, later
+    return rate, layout, decode, end_ms, after_ms, later, slack
 
 
 def _fill(state: StepState, predictor: Predictor, job: JobView, way: _Way) -> StepPlan:
@@ -200,7 +215,6 @@ def _fill(state: StepState, predictor: Predictor, job: JobView, way: _Way) -> St
         return StepPlan(layout, beside=count, job=job.job_id, reason="finetune part kept busy")
     count, used = fit_beside(state, predictor, job, layout, way.end_ms - left + 1e-6, cover=False)
     late = max(0.0, left + used - way.decode_ms)
-    slack = next_slack(state, start_ms(state, layout) + way.decode_ms)
-    budget = slack - way.decode_ms - late if slack < inf else way.after_ms
+    budget = way.slack_ms - way.decode_ms - late if way.slack_ms < inf else way.after_ms
     after, _ = fit(job, predictor, budget, start=count)
     return StepPlan(layout, count, after, job.job_id, reason=f"beside, and {budget:.1f} ms behind the step")

@@ -64,8 +64,9 @@ class StepState:
     by itself, another figure where early and late tokens of a request make up for each other (empty: as `slack_ms`);
     inflight_ms: finetune work launched earlier and not finished that this step has to wait for; jobs: runnable jobs,
     first the one whose micro-batch is open; layouts: the partitions that exist; free_pages: arena pages of 2 MiB that
-    finetuning may take; layout: that of the last step, and beside_ms the finetune work still running on its finetune
-    part, which a step of another layout has to wait for.
+    finetuning may take, and kv_tokens_per_page: KV tokens that one of them would hold (0: the KV cache has memory of
+    its own); layout: that of the last step, and beside_ms the finetune work still running on its finetune part, which a
+    step of another layout has to wait for.
     """
 
     batch: int
@@ -82,6 +83,7 @@ class StepState:
     layout: Layout = WHOLE
     beside_ms: float = 0.0
     target_ms: tuple[float, ...] = ()
+    kv_tokens_per_page: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

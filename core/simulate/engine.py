@@ -177,6 +177,7 @@ class Simulation:
             self._layout,
             rest_ms,
             (self._scenario.target_ms,) if size else (),
+            KV_BLOCK_TOKENS / device.pages_per_block,
         )
         plan, self._memory = self._policy.plan(state, self._predictor, self._memory)
         if plan.beside or plan.after:

@@ -88,7 +88,7 @@ def test_between_two_comparisons_only_the_best_layouts_are_asked_about() -> None
 def test_waiting_requests_take_the_slack_away_and_give_it_back() -> None:
     policy, memory = bind("hybrid", yielding=0.05), POLICY.MEMORY
     planned = []
-    for step in range(900):
+    for step in range(1200):
         crowd = 5 if 100 <= step < 300 else 0
         plan, memory = policy.plan(state(slack_ms=(40.0,), waiting=crowd), Clockwork(), memory)
         planned.append(plan.after)
