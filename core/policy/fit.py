@@ -16,7 +16,8 @@ def blocked(state: StepState, predictor: Predictor) -> str:
         return "no job"
     if state.prefill_waiting:
         return "prefill waits"
-    if predictor.stale:
+    # What nothing decodes beside cannot break a target, and only steps can make a prediction trusted again.
+    if predictor.stale and state.batch:
         return predictor.stale
     return ""
 

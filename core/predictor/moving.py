@@ -14,6 +14,7 @@ _FEW = 1.25  # the bound of a cell with fewer values than a quantile needs: at l
 _TASKLET_MISS = (
     0.1  # share of tasklets that may outlast theirs: several run in one gap, and seldom all of them are late
 )
+_COLD = 3  # the first ones pay for memory and kernels: the shortest of them is where the average starts
 _JUMP = 2.0  # one measurement counts at most as this often (or this part of) the average: a hiccup is not a trend
 
 
@@ -31,10 +32,10 @@ class _Cell:
 
     def observe(self, ms: float, pool: RollingQuantile) -> bool:
         """Take in one duration; `pool` are the ratios of all cells of its layout, which bound a cell that has few."""
-        missed = ms > self.upper
+        missed = self.seen >= _COLD and ms > self.upper
         self.seen += 1
-        if self.seen == 1:
-            self.mean = ms
+        if self.seen <= _COLD:
+            self.mean = min(ms, self.mean or ms)
         else:
             ratio = ms / self.mean
             self.ratios.push(ratio)
