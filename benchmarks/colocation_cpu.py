@@ -13,6 +13,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+
+# As the engine has it, and before torch is imported: threads that spin would slow the plain loop on a shared machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import subprocess
 import sys
 import tempfile
