@@ -30,7 +30,7 @@ def tracked(*suffixes: str) -> list[Path]:
 def pins(lock: str) -> dict[str, str]:
     """Canonical name → version of a lock file; every line must be an exact pin."""
     lines = (ROOT / "requirements" / lock).read_text().splitlines()
-    found = {}
+    found: dict[str, str] = {}
     for line in lines:
         if line.startswith("#"):
             continue
