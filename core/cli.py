@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 
 from core.config import Settings
 from core.errors import HarliError, Invalid, NotFound
+from core.simulate import cli as simulator
 
 if TYPE_CHECKING:
     from core.api import schemas
@@ -51,6 +52,8 @@ datasets = typer.Typer(invoke_without_command=True)
 adapters = typer.Typer(invoke_without_command=True)
 for _name, _group in (("jobs", jobs), ("targets", targets), ("datasets", datasets), ("adapters", adapters)):
     app.add_typer(_group, name=_name)
+app.command()(simulator.simulate)
+app.command()(simulator.whatif)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many, newest first.")]
