@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.policy_bench import FILES, POLICIES, TARGETS, WINDOW_S, Bench, knobs_of, merit, short
+from benchmarks.policy_page import fill
 from benchmarks.policy_questions import headline, questions
 from benchmarks.record import RESULTS, provenance
 from core.policy import bind
@@ -149,6 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results[name] = answer | made(name, given.scale, time.perf_counter() - began)
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(_lines(results))
+    if given.out == RESULTS / "policies.json":
+        fill(results)
     print(json.dumps(results.get("table", {}), indent=1))
 
 

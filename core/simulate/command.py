@@ -238,7 +238,8 @@ def whatif(
             "load",
         )
     notes = list(simulated.notes)
-    solo_ms = dev.cell(WHOLE, dev.padded(load.batch), load.kv_tokens, load.max_kv).alone_ms if load.batch else 0.0
+    longest = load.max_kv or load.kv_tokens // max(load.batch, 1)
+    solo_ms = dev.cell(WHOLE, dev.padded(load.batch), load.kv_tokens, longest).alone_ms if load.batch else 0.0
     asked = sorted({*targets_ms, *([now_ms] if now_ms is not None else [])})
     points = {target_ms: _operate(simulated, one, load, target_ms, solo_ms) for target_ms in asked}
     under = [target_ms for target_ms in asked if target_ms < solo_ms]

@@ -33,16 +33,17 @@ class Cell(NamedTuple):
     speed: float
 
 
-def evaluate(surface: Surface, batch: NDArray[np.float64], kv_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The surface at each (batch, KV tokens). Between measured points the measured ÷ computed ratio is averaged with
-    weights that fall with the third power of the distance in octaves of batch and of mean context."""
-    plane = np.maximum(
-        surface.floor, surface.base + surface.per_request * batch + surface.per_kv_token * kv_tokens
-    )
+def evaluate(
+    surface: Surface, batch: NDArray[np.float64], kv_tokens: NDArray[np.float64], longest: float = 0.0
+) -> NDArray[np.float64]:
+    """The surface at each batch and KV tokens, these being at least `longest` times the longest request already.
+    Between measured points the measured ÷ computed ratio is averaged with weights that fall with the third power of
+    the distance in octaves of batch and of context, the context being that of requests which are all alike."""
+    plane = surface.base + surface.per_request * batch + surface.per_kv_token * kv_tokens
     if not surface.points:
         return plane
     points = np.array(surface.points)
-    context = np.maximum(kv_tokens / batch, 1.0)
+    context = np.maximum(kv_tokens / np.maximum(batch, longest), 1.0)
     octaves = np.hypot(
         np.log2(batch)[:, None] - np.log2(points[:, 0]), np.log2(context)[:, None] - np.log2(points[:, 1])
     )
@@ -62,7 +63,7 @@ class Device:
         self._parts: dict[Layout, LayoutProfile] = {part.layout: part for part in profile.layouts}
         self._captured = profile.captured
         self._tables: dict[tuple[Layout, int], list[Cell]] = {}
-        self._longest = profile.longest
+        self._longest = {part.layout: part.longest for part in profile.layouts}
         self._kv_max = profile.arena_pages * PAGE_BYTES // profile.kv_bytes_per_token
         self.pages_per_block = -(-KV_BLOCK_TOKENS * profile.kv_bytes_per_token // PAGE_BYTES)
 
@@ -79,16 +80,15 @@ class Device:
     def max_batch(self) -> int:
         return self._captured[-1]
 
-    def cell(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> Cell:
-        """A decode step of `padded` requests with `kv_tokens` in all, the longest of them `max_kv` (0: all alike)."""
-        bound = int(max_kv * min(padded, self._longest))
-        kv_tokens = min(max(kv_tokens, bound), self._kv_max)
+    def cell(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int) -> Cell:
+        """A decode step of `padded` requests with `kv_tokens` in all, the longest of them `max_kv`."""
         table = self._tables.get((layout, padded))
         if table is None:
             table = self._tables[layout, padded] = self._tabulate(layout, padded)
-        at, rest = divmod(kv_tokens, _BIN)
+        tokens = max(kv_tokens, max_kv * self._longest[layout])
+        at = min(int(tokens) // _BIN, len(table) - 2)
         low, high = table[at], table[at + 1]
-        share = rest / _BIN
+        share = tokens / _BIN - at
         return Cell(
             low[0] + (high[0] - low[0]) * share,
             low[1] + (high[1] - low[1]) * share,
@@ -121,11 +121,14 @@ class Device:
         kv = np.arange(0, self._kv_max + 2 * _BIN, _BIN, dtype=float)
         kv[0] = min(padded, _BIN)
         batch = np.full_like(kv, padded)
-        alone = evaluate(part.alone_ms, batch, kv)
-        tail = evaluate(part.alone_tail, batch, kv)
-        beside = np.maximum(alone, evaluate(part.beside_ms, batch, kv)) if part.beside_ms else alone
-        beside_tail = evaluate(part.beside_tail, batch, kv) if part.beside_tail else tail
-        speed = evaluate(part.speed, batch, kv) if part.speed else np.ones_like(kv)
+
+        def values(surface: Surface) -> NDArray[np.float64]:
+            return evaluate(surface, batch, kv, part.longest)
+
+        alone, tail = values(part.alone_ms), values(part.alone_tail)
+        beside = np.maximum(alone, values(part.beside_ms)) if part.beside_ms else alone
+        beside_tail = values(part.beside_tail) if part.beside_tail else tail
+        speed = values(part.speed) if part.speed else np.ones_like(kv)
         return [Cell(*map(float, row)) for row in zip(alone, beside, tail, beside_tail, speed, strict=True)]
 
 

@@ -36,26 +36,38 @@ _WEIGHT_BYTES = 8_030_261_248 * 2
 _LORA_STATE_BYTES = 41_943_040 * 16  # rank 16 on all linears; fp32 master, two moments, gradient
 _ACTIVATION_BYTES = int(13.6 * _GIB)  # measured for a micro-batch of 2,048 tokens, one captured program
 _GRID_SECONDS, _GRID_ALONE_SECONDS, _SLICES_SECONDS = 0.5, 0.6, 2.0  # how long finetuning ran in each measurement
-_LONGEST = ((1, 512), (1, 8192))  # cells whose difference is the attention of one request
+_LONGEST = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0)
 _ATTENTION_FLOP = 4 * 4096 * 32  # per prompt token and token before it
 
 
-def surface(batch: Array, context: Array, ms: Array) -> Surface:
+def surface(batch: Array, context: Array, ms: Array, longest: float = 0.0) -> Surface:
     """Non-negative plane over (1, batch, KV tokens), relative errors weighted by their first power so that a few odd
     points do not tilt it, and what each measured point is of it."""
-    kv = batch * context
-    columns = np.stack([np.ones_like(batch), batch, kv], axis=1) / ms[:, None]
-    weights = np.ones_like(ms)
-    for _ in range(50):
-        plane = _non_negative(columns * weights[:, None], weights)
-        weights = 1 / np.sqrt(np.maximum(np.abs(columns @ plane - 1), 0.01))
-    computed = plane[0] + plane[1] * batch + plane[2] * kv
+    plane, computed, _ = _plane(batch, context, ms, longest)
     return Surface(
         base=_short(plane[0]),
         per_request=_short(plane[1]),
         per_kv_token=_short(plane[2]),
         points=_points(batch, context, ms / computed),
     )
+
+
+def longest_of(batch: Array, context: Array, ms: Array) -> float:
+    """How many requests decode's attention works on at once: the number with which a plane fits best (0: it splits
+    requests, so that only KV tokens count)."""
+    return min(_LONGEST, key=lambda longest: _plane(batch, context, ms, longest)[2])
+
+
+def _plane(batch: Array, context: Array, ms: Array, longest: float) -> tuple[Array, Array, float]:
+    """Coefficients, computed ms, and the sum of absolute relative errors."""
+    kv = context * np.maximum(batch, longest)
+    columns = np.stack([np.ones_like(batch), batch, kv], axis=1) / ms[:, None]
+    weights = np.ones_like(ms)
+    for _ in range(50):
+        plane = _non_negative(columns * weights[:, None], weights)
+        weights = 1 / np.sqrt(np.maximum(np.abs(columns @ plane - 1), 0.01))
+    relative = columns @ plane
+    return plane, relative * ms, float(np.abs(relative - 1).sum())
 
 
 def h200(
@@ -90,11 +102,12 @@ def h200(
         return _merged(of_layout, speed)
 
     whole = rows("whole", 0, False)
-    alone_ms, alone_tail = surface(*_columns(whole)), _level(whole, "tail")
+    all_sms = longest_of(*_columns(whole))
+    alone_ms, alone_tail = surface(*_columns(whole), all_sms), _level(whole, "tail")
     layouts = [
         LayoutProfile(
             kind="whole", decode_sms=0, finetune_sms=0, alone_ms=alone_ms, alone_tail=alone_tail,
-            alone_speed=_short(probe["ft_full"] / tasklets.tokens * sum(durations) / 1e3),
+            longest=all_sms, alone_speed=_short(probe["ft_full"] / tasklets.tokens * sum(durations) / 1e3),
         )
     ]  # fmt: skip
     splits = {r["ft"]: (r["dec"], r["ft_alone"]) for r in grid if r["layout"] == "split" and r["beside"]}
@@ -105,31 +118,30 @@ def h200(
         layouts.append(
             LayoutProfile(
                 kind="split", decode_sms=decode_sms, finetune_sms=part, alone_speed=alone_speed,
-                alone_ms=surface(*_columns(alone)), alone_tail=_level(alone, "tail"),
-                beside_ms=surface(*_columns(beside)), beside_tail=_level(beside, "tail"), speed=next_to_split,
+                longest=(longest := longest_of(*_columns(alone))),
+                alone_ms=surface(*_columns(alone), longest), alone_tail=_level(alone, "tail"),
+                beside_ms=surface(*_columns(beside), longest), beside_tail=_level(beside, "tail"), speed=next_to_split,
                 sharing=_sharing(probe, decode_sms, durations, next_to_split.base),
             )
         )  # fmt: skip
         layouts.append(
             LayoutProfile(
                 kind="confined", decode_sms=0, finetune_sms=part, alone_speed=alone_speed,
-                alone_ms=alone_ms, alone_tail=alone_tail,
-                beside_ms=surface(*_columns(confined)), beside_tail=_level(confined, "tail"), speed=next_to_all,
+                alone_ms=alone_ms, alone_tail=alone_tail, longest=all_sms,
+                beside_ms=surface(*_columns(confined), all_sms), beside_tail=_level(confined, "tail"),
+                speed=next_to_all,
             )
         )  # fmt: skip
     flops = 790e12
-    short, long = (float(next(r["p50"] for r in whole if (r["bs"], r["ctx"]) == at)) for at in _LONGEST)
-    one_request = (long - short) / (_LONGEST[1][1] - _LONGEST[0][1])
     return DeviceProfile(
         device="NVIDIA H200", model="Llama-3-8B", sms=132, captured=_CAPTURED, kv_bytes_per_token=_KV_BYTES,
-        longest=_short(one_request / alone_ms.per_kv_token),
         arena_pages=_arena_pages(139), layouts=tuple(layouts), tasklets=tasklets, noise=_noise(log),
         prefill_ms_per_token=_short(sum(tasklets.forward_ms) / tasklets.tokens),
         prefill_ms_per_token_and_context=_short(_ATTENTION_FLOP / (0.5 * flops) * 1e3),
         provenance={
             "decode": f"{len(grid)} measured points of a CUDA-graph decode of its own (not SGLang's), torch "
             f"{probe['torch']}, driver {probe['drv']}; between points ratios to a non-negative plane are interpolated",
-            "longest": "batch 1 at contexts 512 and 8,192 against the slope in KV tokens",
+            "longest": "the number with which the plane over batch and KV tokens fits best",
             "beside": "a mix of forward, head and backward tasklets; speeds are the tasklets' own work ÷ time",
             "tail": "p99 of 20 to 80 steps a point",
             "noise": "p50, p90, p99 of SGLang's own steps, 20 conditions; below p10 and above p99 straight on",

@@ -6,12 +6,13 @@ from __future__ import annotations
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.errors import Invalid
 from core.policy.types import WHOLE, Layout, TaskletKind
 from core.predictor.profile import Machine, Point, Profile, TaskletPoint
 from core.simulate.device import HEAD_PARTS, Device
-from core.simulate.fit import surface
+from core.simulate.fit import longest_of, surface
 from core.simulate.profile import DeviceProfile, LayoutProfile, Surface, TaskletProfile
 
 GRID = (
@@ -22,6 +23,7 @@ GRID = (
 _KINDS: tuple[TaskletKind, ...] = ("forward", "head", "backward", "optimizer")
 _BESIDE = (1, 512), (32, 1024), (128, 1024)  # sizes next to which tasklets are timed
 _SHORTEST = 1e-6
+Array = NDArray[np.float64]
 
 
 def profile_device(device: Device, head_parts: int = HEAD_PARTS) -> Profile:
@@ -81,10 +83,11 @@ def device_of(
             "profile",
         )
     whole = _points(profile, WHOLE, beside=False)
+    all_sms = longest_of(*_cells(whole))
     layouts = [
         LayoutProfile(
-            kind="whole", decode_sms=0, finetune_sms=0, alone_ms=_surface(whole), alone_tail=_tail(whole),
-            alone_speed=1.0,
+            kind="whole", decode_sms=0, finetune_sms=0, alone_ms=surface(*_cells(whole), all_sms),
+            alone_tail=_tail(whole), longest=all_sms, alone_speed=1.0,
         )
     ]  # fmt: skip
     for layout in dict.fromkeys(point.layout for point in profile.points):
@@ -92,6 +95,7 @@ def device_of(
         if layout == WHOLE or not both:
             continue
         alone = _points(profile, layout, beside=False) or whole
+        longest = longest_of(*_cells(alone))
         times = [t for t in profile.tasklets if t.layout == layout and t.kind in durations]
         on_part = [durations[t.kind] / t.ms for t in times if not t.batch]
         beside = [(t.batch, t.kv_tokens / t.batch, durations[t.kind] / t.ms) for t in times if t.batch]
@@ -102,7 +106,8 @@ def device_of(
         layouts.append(
             LayoutProfile(
                 kind=layout.kind, decode_sms=layout.decode_sms, finetune_sms=layout.finetune_sms,
-                alone_ms=_surface(alone), alone_tail=_tail(alone), beside_ms=_surface(both), beside_tail=_tail(both),
+                longest=longest, alone_ms=surface(*_cells(alone), longest), alone_tail=_tail(alone),
+                beside_ms=surface(*_cells(both), longest), beside_tail=_tail(both),
                 alone_speed=median(on_part or speeds),
                 speed=Surface(base=level, points=tuple((b, c, speed / level) for b, c, speed in beside)),
             )
@@ -147,15 +152,15 @@ def _points(profile: Profile, layout: Layout, *, beside: bool) -> list[Point]:
     return [p for p in profile.points if p.layout == layout and (p.beside is not None) == beside]
 
 
-def _surface(points: list[Point]) -> Surface:
-    """Of the kinds of tasklets beside which a size was measured the slowest counts."""
+def _cells(points: list[Point]) -> tuple[Array, Array, Array]:
+    """Batch, context and ms of each size that was measured; of the kinds of tasklets beside it the slowest counts."""
     cells: dict[tuple[int, int], float] = {}
     for p in points:
         at = p.batch, p.kv_tokens
         cells[at] = max(p.ms, cells.get(at, 0.0))
     batch = np.array([b for b, _ in cells], dtype=float)
     context = np.array([kv / b for b, kv in cells])
-    return surface(batch, context, np.array(list(cells.values())))
+    return batch, context, np.array(list(cells.values()))
 
 
 def _tail(points: list[Point]) -> Surface:

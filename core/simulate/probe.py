@@ -66,7 +66,7 @@ def probe_rows(device: Device, recorded: dict[str, Any], seed: int = 0) -> list[
 def _run(device: Device, layout: Layout, batch: int, target_ms: float, seed: int) -> tuple[float, float]:
     """p50 of the step (ms) and finetune tokens/s of one row."""
     program = Program(device)
-    cell = device.cell(layout, device.padded(batch), batch * _CONTEXT)
+    cell = device.cell(layout, device.padded(batch), batch * _CONTEXT, _CONTEXT)
     random, spread = np.random.default_rng(seed), device.noise(1000)
     if layout == WHOLE:
         decode, tail, speed = cell.alone_ms, cell.alone_tail, 0.0

@@ -19,10 +19,9 @@ class _Part(BaseModel):
 
 
 class Surface(_Part):
-    """A positive quantity over (batch, KV tokens): ``max(floor, base + per_request·B + per_kv_token·K)`` times a factor
-    that is interpolated between `points` (batch, mean context, factor), each a measured ÷ computed ratio."""
+    """A positive quantity over batch B and KV tokens K: ``base + per_request·B + per_kv_token·K`` times a factor that
+    is interpolated between `points` (batch, context, factor), each a measured ÷ computed ratio."""
 
-    floor: NotNegative = 0.0
     base: NotNegative
     per_request: NotNegative = 0.0
     per_kv_token: NotNegative = 0.0
@@ -33,6 +32,8 @@ class LayoutProfile(_Part):
     """One way to split the SMs.
 
     alone_ms, beside_ms: a decode step without and next to finetuning; alone_tail, beside_tail: p99/p50 − 1 of the same;
+    longest: attention of one request takes as long as that of so many of its length side by side, so that K is at least
+    so many times the longest request (0 for an engine that splits long requests);
     speed, alone_speed: finetune work per unit of time on the finetune part (``whole``: on the whole device), next to
     decode and alone, in ms of the tasklets' own durations per ms; sharing: for tasklets of a second micro-batch that
     run on the whole device while this part works, the speeds of (whole device, part).
@@ -47,6 +48,7 @@ class LayoutProfile(_Part):
     beside_tail: Surface | None = None
     speed: Surface | None = None
     alone_speed: Positive
+    longest: NotNegative = 0.0
     sharing: tuple[Positive, Positive] | None = None
 
     @property
@@ -73,10 +75,8 @@ class TaskletProfile(_Part):
 class DeviceProfile(_Part):
     """A device with a model on it.
 
-    longest: a request's attention takes as long as that of so many requests of its length that run side by side, so
-    that a step of few or of unlike requests waits for its longest; 0 for an engine that splits long requests. noise:
-    quantile function of (ms/median − 1)/(p99/median − 1), as (probability, value) pairs; arena_pages: pages of 2 MiB
-    that KV cache and finetuning share; provenance: where each figure comes from, for people.
+    noise: quantile function of (ms/median − 1)/(p99/median − 1), as (probability, value) pairs; arena_pages: pages of
+    2 MiB that KV cache and finetuning share; provenance: where each figure comes from, for people.
     """
 
     device: str
@@ -88,7 +88,6 @@ class DeviceProfile(_Part):
     prefill_ms_per_token: Positive
     prefill_ms_per_token_and_context: NotNegative = Field(0.0, description="attention: per token and context token")
     layouts: tuple[LayoutProfile, ...] = Field(min_length=1)
-    longest: NotNegative = 0.0
     tasklets: TaskletProfile
     noise: tuple[tuple[float, float], ...] = Field(min_length=2)
     provenance: dict[str, str] = {}

@@ -34,10 +34,6 @@ def test_between_points_a_surface_stays_within_their_ratios(batch: float, contex
     assert 0.9 - 1e-9 <= ratio <= 1.5 + 1e-9
 
 
-def test_a_floor_holds() -> None:
-    assert at(Surface(floor=7.0, base=5.0, per_request=0.01), 8, 512) == 7.0
-
-
 @pytest.mark.parametrize(("batch", "padded"), [(1, 1), (3, 4), (5, 8), (8, 8)])
 def test_a_batch_runs_as_the_next_captured_size(small: Device, batch: int, padded: int) -> None:
     assert small.padded(batch) == padded
@@ -48,14 +44,16 @@ def test_the_tables_agree_with_the_surfaces() -> None:
     assert part.beside_ms is not None
     for batch, context in ((8, 1024), (32, 777), (128, 1024), (200, 333)):
         padded, kv = H200.padded(batch), batch * context
-        cell = H200.cell(part.layout, padded, kv)
-        assert cell.alone_ms == pytest.approx(at(part.alone_ms, padded, kv / padded), rel=0.01)
-        assert cell.beside_ms == pytest.approx(at(part.beside_ms, padded, kv / padded), rel=0.01)
+        cell = H200.cell(part.layout, padded, kv, context)
+        one, tokens = np.array([float(padded)]), np.array([float(max(kv, context * part.longest))])
+        for ms, surface in ((cell.alone_ms, part.alone_ms), (cell.beside_ms, part.beside_ms)):
+            assert ms == pytest.approx(float(evaluate(surface, one, tokens, part.longest)[0]), rel=0.01)
 
 
 def test_a_step_waits_for_its_longest_request_where_attention_does_not_split() -> None:
     alike, unlike = H200.cell(WHOLE, 8, 16_000, 2000), H200.cell(WHOLE, 8, 16_000, 12_000)
-    split = Device(H200.profile.model_copy(update={"longest": 0.0}))
+    layouts = [part.model_copy(update={"longest": 0.0}) for part in H200.profile.layouts]
+    split = Device(H200.profile.model_copy(update={"layouts": tuple(layouts)}))
     assert unlike.alone_ms > alike.alone_ms + 1.0
     assert split.cell(WHOLE, 8, 16_000, 12_000) == split.cell(WHOLE, 8, 16_000, 2000)
 
@@ -85,7 +83,7 @@ def test_shipped_devices_are_whole(name: str) -> None:
     assert profile.provenance
     for part in profile.layouts:
         assert part.decode_sms + part.finetune_sms <= profile.sms
-        cell = device.cell(part.layout, 32, 32 * 1024)
+        cell = device.cell(part.layout, 32, 32 * 1024, 1024)
         assert 0 < cell.alone_ms <= cell.beside_ms
         if part.kind != "whole":
             assert cell.speed <= part.alone_speed * 1.05
@@ -94,7 +92,7 @@ def test_shipped_devices_are_whole(name: str) -> None:
 
 def test_fewer_decode_sms_never_make_a_large_step_faster() -> None:
     splits = sorted((p for p in H200.layouts if p.kind == "split"), key=lambda p: p.decode_sms)
-    ms = [H200.cell(layout, 128, 128 * 1024).alone_ms for layout in splits]
+    ms = [H200.cell(layout, 128, 128 * 1024, 1024).alone_ms for layout in splits]
     assert ms == sorted(ms, reverse=True)
 
 

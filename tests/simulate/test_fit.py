@@ -36,6 +36,16 @@ def test_one_odd_point_does_not_tilt_the_plane_and_is_kept() -> None:
     assert evaluate(found, BATCH[:1], BATCH[:1] * CONTEXT[:1])[0] == pytest.approx(ms[0], rel=1e-3)
 
 
+@pytest.mark.parametrize("requests", [0.0, 4.0, 12.0])
+def test_how_many_requests_attention_works_on_at_once_is_found(requests: float) -> None:
+    batch, context = np.array([1, 1, 8, 8, 32, 64, 128.0]), np.array([512, 8192, 4096, 16384, 1024, 2048, 256.0])
+    ms = 5.0 + 0.02 * batch + 3e-5 * context * np.maximum(batch, requests)
+    assert fit.longest_of(batch, context, ms) == requests
+    found = fit.surface(batch, context, ms, requests)
+    assert found.per_kv_token == pytest.approx(3e-5, rel=1e-3)
+    assert [factor for *_, factor in found.points] == pytest.approx([1.0] * 7, abs=1e-3)
+
+
 def test_no_coefficient_is_negative() -> None:
     found = fit.surface(BATCH, CONTEXT, 9.0 - 0.01 * BATCH)
     assert min(found.base, found.per_request, found.per_kv_token) >= 0
@@ -96,15 +106,15 @@ def test_a_recording_becomes_the_device_that_made_it(tmp_path: Path) -> None:
     device = made(tmp_path)
     split, confined = Layout("split", 64, 68), Layout("confined", 0, 68)
     assert set(device.layouts) == {WHOLE, split, confined}
-    alone, beside = device.cell(WHOLE, 64, 64 * 2048), device.cell(split, 64, 64 * 2048)
+    alone, beside = device.cell(WHOLE, 64, 64 * 2048, 2048), device.cell(split, 64, 64 * 2048, 2048)
     assert alone.alone_ms == pytest.approx(ms_of(64, 2048), rel=1e-3)
     assert beside.beside_ms / alone.alone_ms == pytest.approx(1.3, rel=1e-2)
     assert beside.alone_ms / alone.alone_ms == pytest.approx(1.1, rel=1e-2)
-    assert device.cell(confined, 64, 64 * 2048).beside_ms / alone.alone_ms == pytest.approx(1.2, rel=1e-2)
+    assert device.cell(confined, 64, 64 * 2048, 2048).beside_ms / alone.alone_ms == pytest.approx(1.2, rel=1e-2)
     assert beside.beside_tail == pytest.approx(0.05, rel=1e-2)
     assert device.alone_speed(split) == pytest.approx(0.6, rel=1e-3)
     assert beside.speed == pytest.approx(0.4, rel=1e-3)
-    assert device.cell(confined, 64, 64 * 2048).speed == pytest.approx(0.3, rel=1e-3)
+    assert device.cell(confined, 64, 64 * 2048, 2048).speed == pytest.approx(0.3, rel=1e-3)
     assert device.alone_speed(WHOLE) == pytest.approx(1.0, rel=1e-3)
     assert device.profile.noise[3] == pytest.approx((0.9, 0.6))
     assert device.profile.tasklets.shorter == ((128, 0.125), (1024, 0.5))
@@ -119,7 +129,7 @@ def test_a_device_scaled_by_roofline_is_slower_where_the_chip_is(tmp_path: Path)
     scaled, device = Device(read_profile(out)), Device(like)
     assert scaled.profile.sms == 108
     bandwidth, compute = 4.8 / 2.04, 989 / 312
-    ratio = scaled.cell(WHOLE, 32, 32 * 1024).alone_ms / device.cell(WHOLE, 32, 32 * 1024).alone_ms
+    ratio = scaled.cell(WHOLE, 32, 32 * 1024, 1024).alone_ms / device.cell(WHOLE, 32, 32 * 1024, 1024).alone_ms
     assert bandwidth <= ratio <= compute
     assert scaled.profile.tasklets.forward_ms[0] == pytest.approx(like.tasklets.forward_ms[0] * compute, rel=1e-3)
     for part in scaled.profile.layouts:
@@ -135,7 +145,7 @@ def test_coefficients_become_splits_that_leave_the_rest_to_finetuning(tmp_path: 
     device = Device(read_profile(out))
     split = Layout("split", 40, 60)
     assert device.layouts == (WHOLE, split)
-    cell = device.cell(split, 16, 16_384)
+    cell = device.cell(split, 16, 16_384, 1024)
     assert cell.alone_ms == pytest.approx(20.0 + 0.06 * 16 + 0.0002 * 16_384)
     assert cell.beside_ms == pytest.approx(cell.alone_ms * (1 + 0.002 * 60), rel=1e-3)
     assert device.alone_speed(split) == pytest.approx(0.6)

@@ -1,0 +1,118 @@
+"""The tables of docs/policies.md, written into the page between their marks from results/policies.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.policy_bench import POLICIES
+
+PAGE = Path(__file__).parent.parent / "docs" / "policies.md"
+
+
+def fill(results: dict[str, Any], page: Path = PAGE) -> None:
+    """Put each table between ``<!-- NAME -->`` and ``<!-- /NAME -->``, as far as there are results for it."""
+    text = page.read_text()
+    for name, (part, make) in TABLES.items():
+        if part in results:
+            start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+            before, after = text.index(start) + len(start), text.index(end)
+            text = text[:before] + make(results) + "\n" + text[after:]
+    page.write_text(text)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+
+
+def _policies(results: dict[str, Any]) -> str:
+    cells: dict[tuple[str, str, float], dict[str, dict[str, Any]]] = {}
+    for row in results["rows"]:
+        cells.setdefault((row["device"], row["trace"], row["target_x"]), {})[row["policy"]] = row
+    shown = POLICIES[1:]
+    rows: list[list[object]] = []
+    for (device, trace, x), of in cells.items():
+        ours = of["hybrid"]
+        best = max((r["finetune_tokens_s"] for name, r in of.items() if name != "hybrid" and r["holds"]), default=0.0)
+        ratio = f"{ours['finetune_tokens_s'] / best:.2f}" if best else "–"
+        target = f"{x:g} × = {ours['target_ms']:g}"
+        rows.append([f"{trace}, {device}", target, *(_tokens(of[name]) for name in shown), ratio])
+    return _table(["trace, device", "target ms", *shown, "hybrid ÷ best other"], rows)
+
+
+def _tokens(row: dict[str, Any]) -> str:
+    text = f"{row['finetune_tokens_s']:,.0f}"
+    if row["policy"] == "hybrid":
+        text += f" ({min(row['tokens_s_of_seeds']):,}–{max(row['tokens_s_of_seeds']):,})"
+    return text if row["holds"] else f"~~{text}~~ {100 * row['attainment']:.1f} %"
+
+
+def _latencies(results: dict[str, Any]) -> str:
+    rows = [
+        [f"{r['trace']}, {r['device']}", f"{r['target_x']:g} × = {r['target_ms']:g}",
+         f"{r['itl_p50_ms']:g} / {r['itl_p99_ms']:g}", f"{r['tpot_p50_ms']:g} / {r['tpot_p99_ms']:g}",
+         f"{r['wait_p99_ms']:g}", f"{100 * r['attainment']:.2f} %", f"{100 * r['steps_over']:.2f} %",
+         f"{100 * r['miss_rate']:.2f} %", f"{100 * r['exclusive_share']:.0f} %"]
+        for r in results["rows"] if r["policy"] == "hybrid"
+    ]  # fmt: skip
+    head = ["trace, device", "target ms", "ITL p50 / p99", "TPOT p50 / p99", "wait p99", "attained", "steps over",
+            "bound missed", "of exclusive"]  # fmt: skip
+    return _table(head, rows)
+
+
+def _probe(results: dict[str, Any]) -> str:
+    rows = [
+        [r["batch"], r["decode_sms"], f"{r['target_ms']:g}", f"{r['p50_ms']:g}", f"{r['simulated_p50_ms']:g}",
+         f"{r['tokens_s']:,.0f}", f"{r['simulated_tokens_s']:,}", f"{100 * r['error']:.1f} %"]
+        for r in results["probe"]["worst"]
+    ]  # fmt: skip
+    head = ["batch", "decode SMs", "target ms", "p50 ms", "simulated", "tokens/s", "simulated", "error"]
+    return _table(head, rows)
+
+
+def _headline(results: dict[str, Any]) -> str:
+    def gain(of: dict[str, float]) -> str:
+        return f"{100 * of['average']:+.0f} % ({100 * of['least']:+.0f} … {100 * of['best']:+.0f})"
+
+    rows = [
+        [c["finetune_speed"], gain(c["over_two_gpus"]), gain(c["hybrid_over_two_gpus"]), gain(c["over_static"])]
+        for c in results["headline"]["curves"]
+    ]
+    return _table(["assumed finetune speed", "harli over two GPUs", "hybrid over two GPUs", "harli over static"], rows)
+
+
+def _question(name: str) -> Callable[[dict[str, Any]], str]:
+    def make(results: dict[str, Any]) -> str:
+        found: list[dict[str, Any]] = results["questions"][name]
+        flat = [{k: v for k, v in row.items() if not isinstance(v, dict)} | _spread(row) for row in found]
+        head = [key.replace("_", " ") for key in flat[0]]
+        return _table(head, [[_cell(value) for value in row.values()] for row in flat])
+
+    return make
+
+
+def _spread(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: inner for value in row.values() if isinstance(value, dict) for name, inner in value.items()}
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(f"{item:,}" for item in value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+QUESTIONS = (
+    "batch_sizes", "bursts", "variable_micro_batches", "cost_of_the_margin", "jobs", "adapter_access", "lora_rank",
+    "granularity", "prefill_here",
+)  # fmt: skip
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "policies": ("rows", _policies),
+    "latencies": ("rows", _latencies),
+    "probe": ("probe", _probe),
+    "headline": ("headline", _headline),
+    **{name: ("questions", _question(name)) for name in QUESTIONS},
+}

@@ -1,0 +1,97 @@
+"""Facts about the benchmark of the policies: how a cell is judged, and that the page shows what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.policies import verdict
+from benchmarks.policy_bench import POLICIES, Pool, knobs_of, merit
+from benchmarks.policy_page import PAGE, TABLES, fill
+from benchmarks.policy_questions import assumed
+from benchmarks.record import RESULTS
+from core.policy import bind
+from core.simulate.command import machine
+from core.simulate.profile import read_profile
+
+
+def pool(gaps: list[float], tokens: float) -> Pool:
+    found = np.array(gaps)
+    return Pool(found, np.ones_like(found), found, found, (tokens, tokens), 100.0, 0, 1, 0, 0.0)
+
+
+def row(policy: str, tokens: float, holds: bool = True, x: float = 2.0) -> dict[str, object]:
+    return {
+        "trace": "t", "device": "d", "target_x": x, "policy": policy, "finetune_tokens_s": tokens, "holds": holds,
+        "attainment": 0.999 if holds else 0.9,
+    }  # fmt: skip
+
+
+def test_a_setting_that_holds_beats_a_faster_one_that_does_not() -> None:
+    slow, fast = pool([1.0] * 100, 10.0), pool([1.0] * 98 + [5.0] * 2, 90.0)
+    assert slow.holds(2.0)
+    assert not fast.holds(2.0)
+    assert max([slow, fast], key=lambda one: merit(one, 2.0)) is slow
+    assert max([slow, pool([1.0] * 100, 20.0)], key=lambda one: merit(one, 2.0)).mean_tokens_s == 20.0
+
+
+def test_where_nothing_holds_attainment_decides() -> None:
+    worse, better = pool([5.0] * 90 + [1.0] * 10, 90.0), pool([5.0] * 50 + [1.0] * 50, 10.0)
+    assert max([worse, better], key=lambda one: merit(one, 2.0)) is better
+
+
+def test_hybrid_is_compared_with_the_best_other_that_holds() -> None:
+    rows = [row("solo", 0), row("harli", 100), row("static", 120, holds=False), row("hybrid", 96)]
+    found = verdict(rows)
+    (below,) = found["below_97_percent"]
+    assert (below["rival"], below["ratio"]) == ("harli", 0.96)
+    assert found["target_not_held_though_solo_does"] == []
+
+
+def test_a_target_that_only_hybrid_misses_is_told() -> None:
+    found = verdict([row("solo", 0), row("harli", 90), row("hybrid", 100, holds=False)])
+    assert len(found["target_not_held_though_solo_does"]) == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_setting_that_is_swept_exists(policy: str) -> None:
+    for knobs in knobs_of(policy, machine("h200").device):
+        bind(policy, **knobs)
+
+
+def test_assumed_curves_keep_the_whole_device_and_change_its_parts() -> None:
+    ada, like = read_profile("ada6000"), read_profile("h200")
+    free = assumed(ada, like, "linear", slowed=False, slower=2.0)
+    assert free.tasklets.forward_ms[0] == pytest.approx(2 * ada.tasklets.forward_ms[0])
+    for was, now in zip(ada.layouts[1:], free.layouts[1:], strict=True):
+        assert now.speed is not None
+        assert was.speed is not None
+        assert now.speed.base == pytest.approx(now.alone_speed)
+        assert now.speed.base > was.speed.base
+
+
+def test_the_page_has_a_place_for_every_table() -> None:
+    text = PAGE.read_text()
+    for name in TABLES:
+        assert text.index(f"<!-- {name} -->") < text.index(f"<!-- /{name} -->")
+
+
+def test_the_page_shows_the_recorded_results(tmp_path: Path) -> None:
+    results = json.loads((RESULTS / "policies.json").read_text())
+    copy = tmp_path / "policies.md"
+    copy.write_text(PAGE.read_text())
+    fill(results, copy)
+    assert copy.read_text() == PAGE.read_text()
+
+
+def test_recorded_rows_have_the_agreed_fields_and_every_part_its_origin() -> None:
+    results = json.loads((RESULTS / "policies.json").read_text())
+    fields = {"trace", "device", "policy", "target_x", "tpot_p99_ms", "attainment", "exclusive_share"}
+    fields.add("finetune_tokens_s")
+    assert len(results["rows"]) == 3 * 2 * 5 * len(POLICIES)
+    assert all(fields <= set(found) for found in results["rows"])
+    for part in ("probe", "speed", "table", "headline", "questions"):
+        assert {"machine", "versions", "date", "command"} <= set(results[part]["made"])
