@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from core.policy.allowance import earned, spent
 from core.policy.fit import NO_MEMORY, blocked, fit, idle, next_slack, start_ms
 from core.policy.shares import NO_SHARES, Shares, charge, next_job
-from core.policy.types import WHOLE, JobView, Predictor, StepPlan, StepState
+from core.policy.types import WHOLE, Predictor, StepPlan, StepState, TaskletKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +55,22 @@ def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = 
         return answer, Memory(credit, charge(shares, job, answer.after))
     decode = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
     budget = next_slack(state, start_ms(state, WHOLE) + decode) - decode
+    count, end = 0, _phase_end(job.tasklets, 0)
     fitting, _ = fit(job, predictor, budget)
-    count = max((end for end in _phase_ends(job) if end <= fitting), default=0)
+    while count < end <= fitting:
+        count, end = end, _phase_end(job.tasklets, end)
     if not count and budget > 0 and (left := spent(credit, state)) is not None:
-        credit, count = left, next(iter(_phase_ends(job)), 0)
+        credit, count = left, end
     reason = f"{budget:.1f} ms of slack for chunks of {knobs.chunk_tokens} tokens"
     answer = StepPlan(after=count, job=job.job_id, pause=not count, reason=reason)
     return answer, Memory(credit, charge(shares, job, count))
 
 
-def _phase_ends(job: JobView) -> list[int]:
-    """Numbers of next tasklets that complete a phase; the optimizer's belong to the phase before it."""
-    kinds = job.tasklets
-    return [
-        at
-        for at in range(1, len(kinds) + 1)
-        if at == len(kinds) or (kinds[at] != kinds[at - 1] and kinds[at] != "optimizer")
-    ]
+def _phase_end(kinds: tuple[TaskletKind, ...], start: int) -> int:
+    """Where the phase that begins at `start` ends; the optimizer's tasklet belongs to the phase before it."""
+    end = start
+    while end < len(kinds) and kinds[end] == kinds[start]:
+        end += 1
+    while start < end < len(kinds) and kinds[end] == "optimizer":
+        end += 1
+    return end

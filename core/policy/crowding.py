@@ -7,8 +7,8 @@ as finetuning that has to give its memory back; where places in the batch are li
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from core.policy.types import JobView, StepState
 
@@ -17,8 +17,7 @@ _LIFE = 200  # steps that a batch takes to settle when requests come or steps ge
 _GAP_REACH, _GROWTH_REACH = 1 / _LIFE, 1 / 64  # weights of a step in the running means
 
 
-@dataclass(frozen=True, slots=True)
-class Crowding:
+class Crowding(NamedTuple):
     """kv_tokens: of the last step; growth: running mean of what a step adds to them; gap_ms: running mean of the gap,
     over as many steps as the batch takes to follow it; part: what of the extra time may be used while requests wait."""
 

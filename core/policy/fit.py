@@ -34,17 +34,14 @@ def next_slack(state: StepState, gap_ms: float) -> float:
 def fit(job: JobView, predictor: Predictor, budget_ms: float, start: int = 0) -> tuple[int, float]:
     """Tasklets of `job` from index `start` on that end within `budget_ms` on the whole device by their upper bounds,
     and the ms that they take."""
-    bounds: dict[TaskletKind, float] = {}
-    count, used = 0, 0.0
-    for kind in job.tasklets[start:] if start else job.tasklets:
-        ms = bounds.get(kind)
-        if ms is None:
-            ms = bounds[kind] = predictor.tasklet_ms(WHOLE, kind)
+    tasklets, at, used = job.tasklets, start, 0.0
+    while at < len(tasklets):
+        ms = predictor.tasklet_ms(WHOLE, tasklets[at])
         if used + ms > budget_ms:
             break
-        used += ms
-        count += 1
-    return count, used
+        count = _alike(tasklets, at, (budget_ms - used) / ms)
+        at, used = at + count, used + count * ms
+    return at - start, used
 
 
 def fit_beside(
@@ -52,19 +49,26 @@ def fit_beside(
 ) -> tuple[int, float]:
     """Tasklets of `job` that end within `budget_ms` on the layout's finetune part next to decode, and their ms; with
     `cover` one more, which keeps the part busy until then."""
-    bounds: dict[TaskletKind, float] = {}
-    count, used = 0, 0.0
-    for kind in job.tasklets:
-        if used >= budget_ms:
+    tasklets, at, used = job.tasklets, 0, 0.0
+    while at < len(tasklets) and used < budget_ms:
+        ms = predictor.tasklet_ms(layout, tasklets[at], state.padded, state.kv_tokens)
+        if used + ms <= budget_ms:
+            count = _alike(tasklets, at, (budget_ms - used) / ms)
+            at, used = at + count, used + count * ms
+        elif cover and ms < inf:
+            return at + 1, used + ms
+        else:
             break
-        ms = bounds.get(kind)
-        if ms is None:
-            ms = bounds[kind] = predictor.tasklet_ms(layout, kind, state.padded, state.kv_tokens)
-        if ms == inf or (used + ms > budget_ms and not cover):
-            break
-        used += ms
-        count += 1
-    return count, used
+    return at, used
+
+
+def _alike(tasklets: tuple[TaskletKind, ...], start: int, most: float) -> int:
+    """How many tasklets from `start` on are of one kind, one at least and `most` at most."""
+    run = tasklets[start : start + max(1, int(min(most, len(tasklets))))]
+    kind = run[0]
+    if run.count(kind) == len(run):
+        return len(run)
+    return next(n for n, other in enumerate(run) if other != kind)
 
 
 def keep_busy(state: StepState, predictor: Predictor, job: JobView, layout: Layout) -> int:

@@ -5,10 +5,10 @@ after step; or put on it what ends with the decode step and go on with the whole
 one tasklet more than that, the whole device waiting for it. What each trains per ms decides. The layout ``whole`` has
 only the slack behind the step, so time slices and partitions are both among the choices and neither is ever better.
 
-All layouts are compared every `hold` steps, or when none of the best still holds the target; in between the `few` best
-are. Where a part still works, leaving it means to wait for it, so another layout has to train more by `gain`. The slack
-is that of the tightest request, so one that was served early lends what it gained. Slack is left alone where longer
-steps would fill the batch or the memory with requests (`core.policy.crowding`).
+All layouts are compared every `hold` steps, or when the present one no longer holds the target; in between the best
+`few` are, every `look` steps. Where a part still works, leaving it means to wait for it, so another layout has to train
+more by `gain`. The slack is that of the tightest request, so one that was served early lends what it gained. Slack is
+left alone where longer steps would fill the batch or the memory with requests (`core.policy.crowding`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ _WORTH_A_LONGER_GAP = 1.05  # trained per ms, against keeping the part busy: a l
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """hold: steps between two comparisons of all layouts; few: layouts that are compared in between; gain: what another
-    layout has to train more for a change while the present part works; yielding: part of the extra time that a step
-    with waiting requests gives up; allowance, idle_ms, quantum_tokens: as of `tasklet_slices`."""
+    """hold: steps between two comparisons of all layouts; few: the best of them, which are compared every `look` steps
+    in between; gain: what another layout has to train more for a change while the present part works; yielding: part of
+    the extra time that a step with waiting requests gives up; allowance, idle_ms, quantum_tokens: as of
+    `tasklet_slices`."""
 
     hold: int = 16
-    few: int = 2
+    few: int = 3
+    look: int = 4
     gain: float = 0.05
     yielding: float = 0.02
     allowance: float = 0.004
@@ -45,8 +47,7 @@ class Knobs:
 KNOBS = Knobs()
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """best: the layouts that were best when all of `layouts` were compared, `age` steps ago; crowding: what longer
     steps would do; credit: decode tokens that may be late on purpose; shares: the tenants' accounts."""
 
@@ -107,10 +108,10 @@ def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = 
     way, question = None, _question(state, predictor, job, memory.crowding)
     if job.tasklets:
         if age < knobs.hold and layouts == state.layouts:
-            way, _ = _best(question, best, knobs.gain, 0)
+            way, best = _best(question, best if age % knobs.look == 0 else best[:1], knobs.gain, best)
         if way is None and (best or age >= knobs.hold or layouts != state.layouts):
-            way, best = _best(question, state.layouts, knobs.gain, knobs.few)
-            layouts, age = state.layouts, 0
+            way, best = _best(question, state.layouts, knobs.gain, ())
+            best, layouts, age = best[: knobs.few], state.layouts, 0
     if state.beside_ms and (way is None or way.later):
         reason = "no layout holds the target" if way is None else f"drains before {way.layout}"
         answer = StepPlan(retreat(state, predictor), job=job.job_id, pause=way is None, reason=reason)
@@ -149,9 +150,9 @@ def _question(state: StepState, predictor: Predictor, job: JobView, crowding: Cr
 
 
 def _best(
-    question: _Question, layouts: tuple[Layout, ...], gain: float, few: int
+    question: _Question, layouts: tuple[Layout, ...], gain: float, known: tuple[Layout, ...]
 ) -> tuple[_Way | None, tuple[Layout, ...]]:
-    """The best way of those in `layouts`, and the `few` best layouts, which are compared until the next time."""
+    """The best way of those in `layouts`; and these in the order of what they train, or `known` with the best first."""
     state = question.state
     busy = state.layout if state.beside_ms or state.inflight_ms else None
     best, most, ranking = None, 0.0, []
@@ -161,10 +162,15 @@ def _best(
             rate = way[0] * (1 + gain) if layout == busy else way[0]
             if rate > most:
                 best, most = way, rate
-            if few:
-                ranking.append((rate, layout))
-    ranking.sort(reverse=True)
-    return best and _Way(*best), tuple([layout for _, layout in ranking[:few]])
+            ranking.append((rate, layout))
+    if best is None:
+        return None, known
+    if known:
+        first = best[1]
+        order = known if first == known[0] else (first, *[layout for layout in known if layout != first])
+    else:
+        order = tuple([layout for _, layout in sorted(ranking, reverse=True)])
+    return _Way(*best), order
 
 
 def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, float, float, bool, float] | None:
@@ -217,4 +223,4 @@ def _fill(state: StepState, predictor: Predictor, job: JobView, way: _Way) -> St
     late = max(0.0, left + used - way.decode_ms)
     budget = way.slack_ms - way.decode_ms - late if way.slack_ms < inf else way.after_ms
     after, _ = fit(job, predictor, budget, start=count)
-    return StepPlan(layout, count, after, job.job_id, reason=f"beside, and {budget:.1f} ms behind the step")
+    return StepPlan(layout, count, after, job.job_id, reason="beside and behind the step")
