@@ -54,7 +54,8 @@ class QuantilePredictor:
 
     def refit(self) -> None:
         """Fit again to the profile and the newest steps."""
-        from sklearn.ensemble import HistGradientBoostingRegressor  # type: ignore[import-untyped]
+        from sklearn.ensemble import HistGradientBoostingRegressor  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        from threadpoolctl import threadpool_limits  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         steps = [*self._known, *self._seen]
         model = HistGradientBoostingRegressor(
@@ -62,7 +63,8 @@ class QuantilePredictor:
             min_samples_leaf=_LEAST, monotonic_cst=[0, 0, 0, 1, 1],
         )  # fmt: skip
         sizes = sizes_of([(layout, beside, b, kv, kv / b) for layout, beside, b, kv, _ in steps], self._sms)
-        model.fit(_features(sizes), [log(ms) for *_, ms in steps])
+        with threadpool_limits(1):  # an engine runs beside it
+            model.fit(_features(sizes), [log(ms) for *_, ms in steps])
         for layout, beside in {(layout, beside) for layout, beside, *_ in self._known}:
             by_kv = self._predict(model, self._grid.by_kv_tokens(layout, beside, self._sms))
             by_length = self._predict(model, self._grid.by_length(layout, beside, self._sms))
