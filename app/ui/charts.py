@@ -95,7 +95,7 @@ def throughput(points: Sequence[TelemetryPoint], seconds: int, palette: Colours)
 
 
 def device(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Option:
-    """The device's busy time, split into decode and finetuning, percent."""
+    """The share of time that decode steps and finetuning take, and how much of the device is in use, percent."""
     split: list[tuple[str, str, Pick]] = [
         ("decode", palette.decode, lambda point: point.decode_share * 100),
         ("finetune", palette.finetune, lambda point: point.finetune_share * 100),
@@ -104,6 +104,10 @@ def device(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> 
         _line(name, colour, _times(points, pick), stack="busy", areaStyle={"opacity": 0.35}, lineStyle={"width": 1})
         for name, colour, pick in split
     ]
+    dotted = {"width": 1.2, "type": "dotted"}
+    series.append(
+        _line("in use", palette.stall, _times(points, lambda point: point.busy_share * 100), lineStyle=dotted)
+    )
     return _option(series, _window(points, seconds), "%", 0, min=0, max=100, interval=25)
 
 

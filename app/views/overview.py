@@ -54,8 +54,9 @@ def figures(minute: TelemetryPoint, second: TelemetryPoint, target: TargetBody |
             "Device busy",
             percent(minute.busy_share),
             "%",
-            f"decode {percent(minute.decode_share)} · finetune {percent(minute.finetune_share)}",
-            help="Share of the last minute in which the device worked, and for whom",
+            f"time: {percent(minute.decode_share)} decode · {percent(minute.finetune_share)} finetune",
+            help="How much of the device was in use in the last minute; and the share of its time that decode steps "
+            "and finetuning took",
             bar=(BarPart(minute.decode_share, "decode"), BarPart(minute.finetune_share, "finetune")),
         ),
         Tile(
@@ -88,7 +89,7 @@ def show_plan(second: TelemetryPoint) -> None:
         )
         if second.plan_reason:
             st.markdown(plain(second.plan_reason))
-        if second.paused_reason:
+        if second.paused_reason and second.paused_reason != second.plan_reason:
             st.warning(f"Finetuning pauses: {plain(second.paused_reason)}", icon=":material/pause_circle:")
 
 
@@ -216,7 +217,7 @@ def show_live(seconds: int) -> None:
         with left:
             charts.chart("Throughput", drawn["throughput"], key="throughput")
         with right:
-            charts.chart("Device use", drawn["device"], key="device")
+            charts.chart("Device time", drawn["device"], key="device")
         left, middle, right = st.columns(3, gap="medium")
         with left:
             charts.chart("Stalls and first tokens", drawn["stalls"], key="stalls", height=180)

@@ -13,13 +13,21 @@ from app.ui.text import ms, number, plain
 
 _BASE = "base model"
 _POLL_S = 0.2
-_SIDES = ("left", "right")
 
 
-def conversation(side: str) -> Conversation:
-    """The side's conversation; it outlives page switches."""
-    kept: Conversation = st.session_state.setdefault(f"_chat_{side}", Conversation())
+def conversations() -> dict[tuple[str, str], Conversation]:
+    """All conversations of the session, by side and model; they outlive page switches."""
+    kept: dict[tuple[str, str], Conversation] = st.session_state.setdefault("_chats", {})
     return kept
+
+
+def conversation(side: str, model: str) -> Conversation:
+    """The side's conversation with the model."""
+    return conversations().setdefault((side, model), Conversation())
+
+
+def streaming() -> bool:
+    return any(each.busy for each in conversations().values())
 
 
 def summary(turn: Turn) -> str:
@@ -53,7 +61,7 @@ def show_turn(turn: Turn) -> None:
 def show_side(side: str, model: str) -> None:
     with st.container(border=True, key=f"side_{side}"):
         st.markdown(f"**{plain(model)}**")
-        turns = conversation(side).turns
+        turns = conversation(side, model).turns
         if not turns:
             st.caption("Ask something below.")
         for turn in turns:
@@ -65,7 +73,7 @@ def draw(models: dict[str, str]) -> None:
     for column, (side, model) in zip(st.columns(len(models)), models.items(), strict=True):
         with column:
             show_side(side, model)
-    if st.session_state.get("_chat_streams") and not any(conversation(side).busy for side in _SIDES):
+    if st.session_state.get("_chat_streams") and not streaming():
         st.session_state["_chat_streams"] = False
         st.rerun()
 
@@ -88,14 +96,13 @@ def sampling() -> tuple[str, dict[str, Any]]:
 
 
 def clear() -> None:
-    for side in _SIDES:
-        conversation(side).halt()
-        st.session_state[f"_chat_{side}"] = Conversation()
+    stop()
+    conversations().clear()
 
 
 def stop() -> None:
-    for side in _SIDES:
-        conversation(side).halt()
+    for each in conversations().values():
+        each.halt()
 
 
 def choose(deployed: list[str]) -> dict[str, str]:
@@ -109,10 +116,9 @@ def choose(deployed: list[str]) -> dict[str, str]:
             newest = len(options) - 1
             models["right"] = st.selectbox("Right", options, newest, key="right", bind="query-params", width=220)
         st.session_state["_sampling"] = sampling()
-        streams = any(conversation(side).busy for side in _SIDES)
-        if streams:
+        if streaming():
             st.button("Stop", icon=":material/stop_circle:", key="stop_chat", on_click=stop, type="primary")
-        elif any(conversation(side).turns for side in _SIDES):
+        elif any(each.turns for each in conversations().values()):
             st.button("Clear", icon=":material/delete_sweep:", key="clear_chat", on_click=clear)
     return models
 
@@ -136,15 +142,14 @@ if not names:
         "make one.",
         icon=":material/lightbulb:",
     )
-question = st.chat_input("Ask both" if len(chosen) > 1 else "Ask", key="question", submit_mode="submit")
+question = st.chat_input("Ask both" if len(chosen) > 1 else "Ask", key="question", disabled=streaming())
 if question:
     system, settings_chosen = st.session_state["_sampling"]
     for side, model in chosen.items():
-        if not conversation(side).busy:
-            conversation(side).ask(
-                question, None if model == _BASE else model, system, settings_chosen,
-                lambda messages, name, given: client().chat(messages, name, stream=True, **given),
-            )  # fmt: skip
+        conversation(side, model).ask(
+            question, None if model == _BASE else model, system, settings_chosen,
+            lambda messages, name, given: client().chat(messages, name, stream=True, **given),
+        )  # fmt: skip
     st.session_state["_chat_streams"] = True
     st.rerun()
 if st.session_state.get("_chat_streams"):

@@ -53,9 +53,10 @@ def test_stalls_are_not_in_the_latency_chart() -> None:
 
 
 def test_device_use_is_split_and_adds_up() -> None:
-    option = charts.device([point(0, decode_share=0.5, finetune_share=0.4)], 60, PALETTE)
-    assert {each["stack"] for each in option["series"]} == {"busy"}
-    assert [each["data"][0][1] for each in option["series"]] == [50.0, 40.0]
+    option = charts.device([point(0, decode_share=0.5, finetune_share=0.4, busy_share=0.7)], 60, PALETTE)
+    stacked = [each for each in option["series"] if each.get("stack") == "busy"]
+    assert [each["data"][0][1] for each in stacked] == [50.0, 40.0]
+    assert series(option, "in use")["data"][0][1] == 70.0
 
 
 def test_kv_cache_without_a_size_is_not_drawn() -> None:

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from core.api.schemas import Job
 from core.client import TERMINAL, Client
 from core.errors import HarliError
-from tests.app.browser import follow, shoot, tile, visit
+from tests.app.browser import choose, follow, shoot, tile, visit
 from tests.machine import ROOT
 from tests.stack import Stack, until
 
@@ -23,6 +23,7 @@ _SAMPLE = ROOT / "sample_data" / "captain.jsonl"
 _PROMPTS = (ROOT / "sample_data" / "prompts.txt").read_text().splitlines()
 _LONG_MS = 90_000
 _JOB_S = 420
+_STEPS = 30
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def traffic(stack: Stack) -> Iterator[threading.Event]:
                             return
                 except HarliError:
                     ended.wait(1)
-                if ended.wait(0.5):
+                if ended.wait(3):
                     return
 
     thread = threading.Thread(target=ask_on, name="traffic")
@@ -73,8 +74,13 @@ def upload(page: Page, stack: Stack) -> None:
 def submit(page: Page, client: Client) -> Job:
     page.get_by_role("link", name="Train on it").click()
     page.get_by_label("Adapter name").fill(NAME)
-    page.get_by_role("radio", name="quick").click()
-    expect(page.get_by_text("One epoch at the default rank")).to_be_visible()
+    page.get_by_text("Expert settings").click()
+    page.get_by_role("radio", name="steps").click()
+    steps = page.get_by_label("Optimizer steps")
+    expect(steps).to_be_enabled()
+    steps.fill(str(_STEPS))
+    steps.press("Tab")
+    expect(page.get_by_text(f"About {_STEPS} steps")).to_be_visible()
     shoot(page, "new-job")
     page.get_by_role("button", name="Submit job").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"{NAME} on {NAME}", timeout=_LONG_MS)
@@ -136,6 +142,10 @@ def chat_with_both(page: Page, client: Client) -> None:
     expect(sides.nth(1)).to_contain_text("Aye")
     expect(sides.nth(0)).not_to_contain_text("Aye")
     shoot(page, "playground")
+    choose(page, "Right", "base model")
+    expect(sides.nth(1)).not_to_contain_text("Aye")
+    choose(page, "Right", NAME)
+    expect(sides.nth(1)).to_contain_text("Aye")
 
 
 def test_from_a_file_to_an_adapter_that_answers(page: Page, stack: Stack, traffic: threading.Event) -> None:
