@@ -25,6 +25,10 @@ from tests.control.peer import EnginePeer
 from tests.stack import free_ports, until
 
 
+# What has nothing to do with the database is tried with one of them: each of these starts two processes.
+either = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+
+
 @dataclass
 class Api:
     """A process of ``python -m core.api``."""
@@ -147,6 +151,7 @@ def test_the_second_takes_over_from_a_killed_first_with_job_and_engine(
         engine.close()
 
 
+@either
 def test_an_orderly_end_hands_over_at_once(pair: tuple[Api, Api]) -> None:
     first, second = pair
     first.process.terminate()
@@ -154,6 +159,7 @@ def test_an_orderly_end_hands_over_at_once(pair: tuple[Api, Api]) -> None:
     until(lambda: second.dispatches, 4, "the second to take over")
 
 
+@either
 def test_a_first_that_stood_still_stops_dispatching_when_it_wakes(pair: tuple[Api, Api], link_url: str) -> None:
     first, second = pair
     first.process.send_signal(signal.SIGSTOP)
@@ -170,6 +176,7 @@ def test_a_first_that_stood_still_stops_dispatching_when_it_wakes(pair: tuple[Ap
         engine.close()
 
 
+@either
 def test_an_engine_connected_to_a_first_that_stands_still_finds_the_second(
     pair: tuple[Api, Api], link_url: str
 ) -> None:
