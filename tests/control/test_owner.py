@@ -24,7 +24,6 @@ from tests.control import files
 from tests.control.peer import EnginePeer
 from tests.stack import free_ports, until
 
-
 # What has nothing to do with the database is tried with one of them: each of these starts two processes.
 either = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 
