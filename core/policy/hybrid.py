@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from core.policy.allowance import earned
 from core.policy.crowding import CALM, Crowding, after_step, longest_gap
-from core.policy.fit import NO_MEMORY, blocked, fit, fit_beside, idle, next_slack, retreat, start_ms
+from core.policy.fit import NO_MEMORY, blocked, fit, fit_beside, idle, retreat, start_ms
 from core.policy.shares import NO_SHARES, Shares, charge, next_job
 from core.policy.tasklet_slices import time_slice
 from core.policy.types import WHOLE, JobView, Layout, Predictor, StepPlan, StepState, TaskletKind
@@ -78,15 +78,16 @@ class _Way(NamedTuple):
 
 class _Question(NamedTuple):
     """What is the same for all layouts of a step: state and predictor, the next tasklet's kind and its ms on the whole
-    device, the tightest slack and the shortest gap that a target gives, and the part of the extra time to be used."""
+    device, the longest that the gap may be, the shortest that a target gives to one, and the part of the extra time
+    that is used."""
 
     state: StepState
     predictor: Predictor
     kind: TaskletKind
     unit_ms: float
-    slack_ms: float
+    limit_ms: float
     share_ms: float
-    squeeze: float
+    part: float
 
 
 def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = KNOBS) -> tuple[StepPlan, Memory]:
@@ -117,7 +118,7 @@ def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = 
         answer = StepPlan(retreat(state, predictor), job=job.job_id, pause=way is None, reason=reason)
     elif way is None or way.layout == WHOLE or way.later:
         next_ms = way.decode_ms if way is not None else 0.0
-        answer, credit = time_slice(state, predictor, job, credit, knobs.idle_ms, question.squeeze, next_ms)
+        answer, credit = time_slice(state, predictor, job, credit, knobs.idle_ms, question.part, next_ms)
     else:
         answer = _fill(state, predictor, job, way)
     crowding = _crowded(state, predictor, memory.crowding, answer, way, knobs)
@@ -141,12 +142,14 @@ def _question(state: StepState, predictor: Predictor, job: JobView, crowding: Cr
     kind = job.tasklets[0] if job.tasklets else "forward"
     slack = min(state.slack_ms) if state.slack_ms else inf
     share = min(state.target_ms) if state.target_ms else slack
-    squeeze, gap = crowding.part, longest_gap(crowding, state, job)
-    if gap < slack:
+    part, gap = crowding.part, longest_gap(crowding, state, job)
+    limit = slack
+    if slack < inf and (part < 1 or gap < slack):
         alone = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
-        if alone < slack < inf:
-            squeeze = min(squeeze, max(0.0, gap - alone) / (slack - alone))
-    return _Question(state, predictor, kind, predictor.tasklet_ms(WHOLE, kind), slack, share, squeeze)
+        if alone < slack:
+            part = min(part, max(0.0, gap - alone) / (slack - alone))
+            limit = alone + part * (slack - alone)
+    return _Question(state, predictor, kind, predictor.tasklet_ms(WHOLE, kind), limit, share, part)
 
 
 def _best(
@@ -175,20 +178,14 @@ def _best(
 
 def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, float, float, bool, float] | None:
     """The fields of the best `_Way` in one layout, None when its step does not hold the target or nothing fits."""
-    state, predictor, kind, unit, slack, share, squeeze = question
+    state, predictor, kind, unit, limit, share, _ = question
     whole = layout == WHOLE
     decode = predictor.decode_upper_ms(layout, state.padded, state.kv_tokens, None if whole else kind, state.max_kv)
-    gap = start_ms(state, layout) + decode
-    later = gap > slack
-    if later:
-        gap = decode
-    if gap > share:
-        slack = next_slack(state, gap)
-    if squeeze < 1:
-        alone = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
-        slack = alone + (slack - alone) * squeeze
-    if decode > slack or decode == inf:
+    if decode > limit or decode == inf:
         return None
+    gap = start_ms(state, layout) + decode
+    later = gap > limit
+    slack = limit if later or gap <= share else limit - gap + share  # of the next gap
     if whole:
         after = (slack - decode) // unit * unit if slack < inf else unit
         return (after / (decode + after), layout, decode, decode, after, later, slack) if after > 0 else None
