@@ -6,7 +6,9 @@ runtime calls `receive` and `send` on SGLang's step path.
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -17,6 +19,7 @@ from core.link.messages import FromEngine, ToEngine
 
 _ENCODER = msgspec.msgpack.Encoder()
 _HIGH_WATER = 10_000
+_PORT_WAIT_S = 1.0
 
 
 class LinkError(HarliError):
@@ -89,7 +92,7 @@ class ControlEnd:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
-            self._socket.bind(url)
+            _bind(self._socket, url)
         except zmq.ZMQError as error:
             self._socket.close()
             raise LinkError(
@@ -116,3 +119,16 @@ class ControlEnd:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _bind(socket: zmq.Socket[bytes], url: str) -> None:
+    """Bind; an end that was just closed gives its port back a moment later, from a thread of ZeroMQ's."""
+    deadline = time.monotonic() + _PORT_WAIT_S
+    while True:
+        try:
+            socket.bind(url)
+            return
+        except zmq.ZMQError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.02)
