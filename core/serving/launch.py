@@ -128,7 +128,7 @@ def stop_engine(manager: Any) -> None:
             child.kill()
         os._exit(0)
 
-    manager.gracefully_exit = True
+    # SGLang's own flag for this (gracefully_exit) stays unset: behind it a watchdog drains and then kills this process.
     threading.Thread(target=stop, name="harli-stop").start()
 
 
