@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,15 @@ def run(
     return Simulation(scenario, machine("h200").device, policy or bind("hybrid"), predictor, programs).run()
 
 
+class Unwidened(TwoStagePredictor):
+    """Without the factor that keeps the miss rate of the plans that run."""
+
+    def observe_step(self, *measured: Any, **named: Any) -> bool:
+        missed = super().observe_step(*measured, **named)
+        self._widening = 1.0
+        return missed
+
+
 def part(trace: Sequence[Arrival], start_s: float, seconds: float) -> list[Arrival]:
     return cut(trace, start_s, seconds)
 
@@ -209,6 +219,8 @@ def stable(trace: Sequence[Arrival], say: Say) -> dict[str, Any]:
     outcome = run(part(trace, 0.0, seconds), seconds, machine("h200").predictor())
     missed = np.array(outcome.steps.missed[:100_000])
     trains = np.array([b > 0 for b in outcome.steps.beside[:100_000]])
+    without = run(part(trace, 0.0, 200.0), 200.0, Unwidened(machine("h200").profile)).steps
+    moved = np.array([a != b for a, b in zip(without.layout[1:], without.layout, strict=False)])
     per_10k = missed[: len(missed) // 10_000 * 10_000].reshape(-1, 10_000).mean(axis=1)
     answer = {
         "steps": len(missed),
@@ -217,6 +229,11 @@ def stable(trace: Sequence[Arrival], say: Say) -> dict[str, Any]:
         "miss_rate_first_1000": round(float(missed[:1000].mean()), 5),
         "miss_rate_per_10000": [round(float(rate), 5) for rate in per_10k],
         "attainment": round(outcome.summary().attainment, 5),
+        "without_widening": {
+            "steps": len(without.missed),
+            "miss_rate": round(float(np.mean(without.missed)), 5),
+            "miss_rate_after_a_change_of_layout": round(float(np.mean(np.array(without.missed[1:])[moved])), 5),
+        },
     }
     say(f"stable: {answer}")
     return answer
@@ -287,7 +304,7 @@ def broken(trace: Sequence[Arrival], say: Say) -> list[dict[str, Any]]:
             say(f"broken: {rows[-1]}")
     size = (Layout("split", 64, 68), 32, 32_768, "forward", 1024)
     for name, one in (("two-stage", on.predictor()), ("quantile regression", fitted)):
-        rows.append({"predictor": name, "look_up_us": microseconds(lambda one=one: one.decode_upper_ms(*size))})
+        rows.append({"predictor": name, "look_up_us": microseconds(partial(one.decode_upper_ms, *size))})
         say(f"broken: {rows[-1]}")
     return rows
 
