@@ -64,7 +64,7 @@ def new_page(chrome: Browser, tmp_path: Path) -> Iterator[NewPage]:
             if shown.count():
                 faults.append(f"exception at {page.url}: {shown.first.inner_text()}")
         viewer.close()
-    assert faults == []
+    assert not faults, "\n".join(faults)
 
 
 @pytest.fixture
