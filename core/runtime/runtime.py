@@ -281,9 +281,14 @@ class Runtime:
             layouts=tuple(queued.partitions) if queued is not None else (WHOLE,),
             layout=queued.executor.layout if queued is not None else WHOLE,
             beside_ms=queued.executor.beside_ms() if queued is not None else 0.0,
+            target_ms=self._gap_ms() if load.running else (),
         )
         plan, self._memory = self._policy.plan(state, self._predictor, self._memory)
         return plan
+
+    def _gap_ms(self) -> tuple[float, ...]:
+        """For each target of `_slack` the ms that it gives one gap by itself, margin off."""
+        return tuple(target.ms * (1.0 - self._margin) for target in self._targets if target.kind in ("itl", "tpot"))
 
     def _slack(self, now: float) -> tuple[float, ...]:
         """For each target the ms that the gap to the next token may take, margin off."""
