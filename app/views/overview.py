@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import streamlit as st
 
 from app.ui import charts
 from app.ui.data import REFRESH_S, client, live, telemetry
 from app.ui.page import heading, reading, teach
-from app.ui.states import PART_TONES, progress_cell, state_cell
+from app.ui.states import PART_TONES, badge, job_tone, progress_cell
 from app.ui.table import Cell, Column, Row, Tone, cell, table
 from app.ui.text import ms, number, percent, plain
 from app.ui.theme import Colours, colours
@@ -17,6 +15,7 @@ from app.ui.tiles import BarPart, Tile, tiles
 from core.api.schemas import Job, Live, Notice, Part, TargetBody, TelemetryPoint
 
 _WINDOWS = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600}
+_JOBS_SHOWN = 4
 _ACTIVE = ("running", "starting", "saving", "queued")
 
 
@@ -156,25 +155,33 @@ def show_parts(parts: list[Part]) -> None:
     table(columns, [part_row(part) for part in parts], key="parts", openable=False)
 
 
-def job_row(job: Job) -> Row:
+def show_job(job: Job) -> None:
+    """A line for a job. Its link is followed in the browser, which first ends the page's refreshes; a switch from here
+    would race with them."""
     steps = progress_cell(job)
-    if job.loss is not None:
-        steps = replace(steps, note=f"loss {number(job.loss, 3)}")
-    return Row(job.id, (cell(job.name), state_cell(job), steps))
+    with st.container(border=True, gap="xsmall", key=f"job_{job.id}"):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.markdown(badge(job.state, job_tone(job.state)), width="content")
+            st.page_link("views/jobs.py", label=plain(job.name), query_params={"job": job.id})
+        if job.waiting_reason:
+            st.caption(plain(job.waiting_reason))
+        else:
+            st.caption(f"step {steps.text} · loss {number(job.loss, 3)}")
+        if steps.share is not None:
+            st.progress(min(steps.share, 1.0))
 
 
 def show_jobs() -> None:
-    """Jobs that run or wait; a press opens one."""
+    """Jobs that run or wait."""
     jobs = [job for job in client().jobs(limit=50).items if job.state in _ACTIVE]
     jobs.sort(key=lambda job: _ACTIVE.index(job.state))
     st.markdown("**Jobs that run or wait**")
     if not jobs:
         st.caption("None. Submit one on the Jobs page: it trains in what decode leaves idle.")
-        return
-    columns = [Column("Job"), Column("State", "badge"), Column("Steps")]
-    pressed = table(columns, [job_row(job) for job in jobs[:8]], key="active_jobs")
-    if pressed:
-        st.switch_page("views/jobs.py", query_params={"job": pressed})
+    for job in jobs[:_JOBS_SHOWN]:
+        show_job(job)
+    if len(jobs) > _JOBS_SHOWN:
+        st.caption(f"and {len(jobs) - _JOBS_SHOWN} more on the Jobs page")
 
 
 @st.cache_data(ttl=REFRESH_S * 0.9, show_spinner=False, max_entries=16)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from urllib.parse import urljoin
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -121,7 +120,7 @@ def look_at_the_overview(page: Page) -> None:
 
 
 def wait_for_the_end(page: Page, client: Client, job: Job) -> Job:
-    page.goto(urljoin(page.url, f"/jobs?job={job.id}"))  # as a bookmark opens it
+    page.get_by_test_id("stMain").get_by_role("link", name=job.name).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(job.name)
     shoot(page, "job")
     until(lambda: client.job(job.id).state in TERMINAL, _JOB_S, "the job's end", pause_s=1.0)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.app.browser import NARROW, NewPage, tile, visit
+from core.api.schemas import Dataset
+from tests.app.browser import NARROW, NewPage, follow, tile, visit
 from tests.app.conftest import Backstage
 from tests.app.peer import SOLO_ITL_MS
 
 pytestmark = pytest.mark.browser
+
+MakeDataset = Callable[[str], Dataset]
 
 # Marks each chart's canvas and each tile, and takes the canvases' content.
 _REMEMBER = """() => {
@@ -87,3 +91,20 @@ def test_a_narrow_dark_screen_needs_no_sideways_scrolling(new_page: NewPage, bac
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     box = page.locator("[data-testid=stMainBlockContainer]")
     assert box.evaluate("node => node.scrollWidth <= node.clientWidth + 1")
+
+
+def test_pages_can_be_switched_at_any_moment_of_a_refresh(
+    page: Page, quiet: Backstage, make_dataset: MakeDataset
+) -> None:
+    make_dataset("switch-rows")
+    job = quiet.client.submit_job(dataset="switch-rows", adapter_name="switch-adapter")
+    visit(page, quiet.url, "Overview")
+    for moment_ms in range(0, 1000, 125):
+        link = page.get_by_test_id("stMain").get_by_role("link", name=job.name)
+        expect(link).to_be_visible()
+        page.wait_for_timeout(moment_ms)
+        link.click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(job.name)
+        expect(tile(page, "Loss")).to_be_visible()
+        page.wait_for_timeout(moment_ms)
+        follow(page, "Overview")
