@@ -14,7 +14,7 @@ left alone where longer steps would fill the batch or the memory with requests (
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from core.policy.allowance import earned
@@ -65,7 +65,8 @@ MEMORY = Memory()
 class _Way(NamedTuple):
     """A way to fill step after step in a layout: trained per ms, layout, bound of the decode step, ms until the
     tasklets beside it end, ms that those after it get (0: the finetune part is kept busy into the next step instead),
-    whether what is queued leaves no time for it in this step, and the ms that the next gap may take."""
+    whether what is queued leaves no time for it in this step, the ms that the next gap may take, and the bound of the
+    next tasklet on the finetune part."""
 
     rate: float
     layout: Layout
@@ -74,6 +75,7 @@ class _Way(NamedTuple):
     after_ms: float
     later: bool
     slack_ms: float
+    tasklet_ms: float
 
 
 class _Question(NamedTuple):
@@ -176,7 +178,7 @@ def _best(
     return _Way(*best), order
 
 
-def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, float, float, bool, float] | None:
+def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, float, float, bool, float, float] | None:
     """The fields of the best `_Way` in one layout, None when its step does not hold the target or nothing fits."""
     state, predictor, kind, unit, limit, share, _ = question
     whole = layout == WHOLE
@@ -188,7 +190,7 @@ def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, flo
     slack = limit if later or gap <= share else limit - gap + share  # of the next gap
     if whole:
         after = (slack - decode) // unit * unit if slack < inf else unit
-        return (after / (decode + after), layout, decode, decode, after, later, slack) if after > 0 else None
+        return (after / (decode + after), layout, decode, decode, after, later, slack, unit) if after > 0 else None
     tasklet = predictor.tasklet_ms(layout, kind, state.padded, state.kv_tokens)
     if tasklet == inf:
         return None
@@ -206,7 +208,7 @@ def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, flo
         trained = ((count + 1) * unit + after) / (end + after)
         if trained > rate * _WORTH_A_LONGER_GAP:
             rate, end_ms, after_ms = trained, end, after
-    return rate, layout, decode, end_ms, after_ms, later, slack
+    return rate, layout, decode, end_ms, after_ms, later, slack, tasklet
 
 
 def _fill(state: StepState, predictor: Predictor, job: JobView, way: _Way) -> StepPlan:
@@ -214,7 +216,10 @@ def _fill(state: StepState, predictor: Predictor, job: JobView, way: _Way) -> St
     layout = way.layout
     left = state.beside_ms if layout == state.layout else 0.0
     if not way.after_ms:
-        count, _ = fit_beside(state, predictor, job, layout, way.decode_ms - left, cover=True)
+        room = way.decode_ms - left
+        count = max(0, ceil(room / way.tasklet_ms))
+        if job.tasklets[:count].count(job.tasklets[0]) < count:
+            count, _ = fit_beside(state, predictor, job, layout, room, cover=True)
         return StepPlan(layout, beside=count, job=job.job_id, reason="finetune part kept busy")
     count, used = fit_beside(state, predictor, job, layout, way.end_ms - left + 1e-6, cover=False)
     late = max(0.0, left + used - way.decode_ms)

@@ -86,8 +86,7 @@ class StepState:
     kv_tokens_per_page: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """What to launch with this step: `beside` tasklets next to it on the layout's finetune part, `after` tasklets on
     the whole device behind it, all of `job`. `pause` asks for finetuning to stand still; `reason` is for people."""
 
