@@ -21,7 +21,7 @@ _MAIN = "[data-testid=stMain], [data-testid=stAppScrollToBottomContainer]"
 NewPage = Callable[..., Page]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chrome() -> Iterator[Browser]:
     expect.set_options(timeout=_PATIENCE_MS)
     with sync_playwright() as playwright:

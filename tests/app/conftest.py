@@ -30,7 +30,7 @@ class Backstage:
     data_dir: Path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def backstage(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Iterator[Backstage]:
     api, engine, port = free_ports(3)
     settings = Settings(

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.browser
 RANK = 4
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def adapter_files(bundled_model: Path) -> dict[str, bytes]:
     """What peft writes for a q_proj adapter of the served model; its B is zero, so that it changes nothing."""
     model = json.loads((bundled_model / "config.json").read_text())

@@ -111,8 +111,10 @@ def move_the_target(page: Page, client: Client) -> None:
     client.set_targets(before.targets)
 
 
-def look_at_the_overview(page: Page) -> None:
+def look_at_the_overview(page: Page, client: Client, job: Job) -> None:
     follow(page, "Overview")
+    page.get_by_role("radio", name="1 min").click()
+    until(lambda: client.job(job.id).step >= 2 * _STEPS // 3, _JOB_S, "most of the job", pause_s=1.0)
     expect(tile(page, "ITL p99").locator(".value")).to_have_text(re.compile(r"\d"))
     expect(tile(page, "Finetune").locator(".value")).not_to_have_text("0.0")
     expect(page.locator("canvas").nth(5)).to_be_visible()
@@ -153,7 +155,7 @@ def test_from_a_file_to_an_adapter_that_answers(page: Page, stack: Stack, traffi
     job = submit(page, stack.client)
     first = watch_the_loss_fall(page)
     move_the_target(page, stack.client)
-    look_at_the_overview(page)
+    look_at_the_overview(page, stack.client, job)
     ended = wait_for_the_end(page, stack.client, job)
     traffic.set()
     assert ended.loss is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -13,6 +14,7 @@ from tests.stack import Stack, environment
 
 JOURNEY = ROOT / "notebooks" / "journey.ipynb"
 _CELL_TIMEOUT_S = 480
+_STAMPED = re.compile(r"captain-\d{8}-\d{6}$")
 
 
 def outputs(notebook: nbformat.NotebookNode) -> str:
@@ -48,7 +50,7 @@ def test_the_journey_ends_with_an_adapter_that_answers(stack: Stack, monkeypatch
     assert "217 rows read as" in text
     assert "in force in the engine after" in text
     assert "succeeded" in text
-    (job,) = [job for job in stack.client.jobs(state="succeeded").items if job.name.startswith("captain-")]
+    (job,) = [job for job in stack.client.jobs(state="succeeded").items if _STAMPED.match(job.adapter_name)]
     assert job.first_loss is not None
     assert job.loss is not None
     assert job.loss < job.first_loss / 2
