@@ -14,9 +14,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from core import client as module
 from core.api import schemas
-from core.client import ChatReply, Client, connect
+from core.client import ChatReply, Client, connect, sent
 from core.config import Settings
 from core.errors import Conflict, Invalid, NotFound, TooLarge, Unavailable
 from core.link.messages import SetTargets, StartJob
@@ -364,7 +363,7 @@ def test_without_an_engine_chat_says_so(client: Client) -> None:
 
 
 def test_events_give_up_when_the_api_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_RECONNECT_S", 0.6)
+    monkeypatch.setattr(sent, "_RECONNECT_S", 0.6)
     (port,) = free_ports(1)
     with pytest.raises(Unavailable):
         next(Client(f"http://127.0.0.1:{port}").events())

@@ -1,0 +1,21 @@
+"""Typed clients of the HTTP API, for notebooks, the console, the command line and other programs.
+
+    from core.client import connect
+    harli = connect()
+
+A call is described once, in `calls`; `Client` makes it and `AsyncClient` awaits it.
+"""
+
+from __future__ import annotations
+
+from core.client.asynchronous import AsyncClient
+from core.client.calls import TERMINAL, Calls
+from core.client.chat import AsyncChatStream, ChatReply, ChatStream
+from core.client.connecting import connect
+from core.client.rows import Rows, frame
+from core.client.synchronous import Client
+
+__all__ = [
+    "TERMINAL", "AsyncChatStream", "AsyncClient", "Calls", "ChatReply", "ChatStream", "Client", "Rows", "connect",
+    "frame",
+]  # fmt: skip

@@ -1,0 +1,349 @@
+"""The calls of the API, each once; `Client` and `AsyncClient` have them as methods."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from uuid import uuid4
+
+from pydantic import ValidationError
+
+from core.api import schemas
+from core.client.files import Counted, Progress, name_of, opened
+from core.client.rows import Rows
+from core.client.steps import Steps, ask, ask_rows, call, exchange
+from core.errors import Conflict, Invalid, TooLarge
+
+T = TypeVar("T")
+M = TypeVar("M")
+TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class Calls:
+    """What both clients can do. A call that needs another one describes it by ``yield from Calls.other(self, ...)``."""
+
+    # ---- engine, telemetry, parts ------------------------------------------------------------------------------------
+
+    @call
+    def health(self) -> Steps[schemas.Health]:
+        """Raises Unavailable when the API does not answer."""
+        return ask(schemas.Health, "GET", "/api/health")
+
+    @call
+    def engine(self) -> Steps[schemas.Engine]:
+        return ask(schemas.Engine, "GET", "/api/engine")
+
+    @call
+    def live(self, window_s: float = 60) -> Steps[schemas.Live]:
+        """The engine, the targets and the last `window_s` seconds summed up."""
+        return ask(schemas.Live, "GET", "/api/live", params={"window_s": window_s})
+
+    @call
+    def telemetry(self, seconds: float = 300, points: int = 300) -> Steps[Rows[schemas.TelemetryPoint]]:
+        """The last `seconds`, oldest first, in at most `points` points."""
+        params = {"seconds": seconds, "points": points}
+        return ask_rows(schemas.TelemetryPoint, "/api/telemetry", params=params)
+
+    @call
+    def parts(self) -> Steps[Rows[schemas.Part]]:
+        """The supervised processes; empty when Harli was not started by `harli up`."""
+        return ask_rows(schemas.Part, "/api/parts")
+
+    @call
+    def targets(self) -> Steps[schemas.Targets]:
+        return ask(schemas.Targets, "GET", "/api/targets")
+
+    @call
+    def set_targets(
+        self, targets: Sequence[schemas.TargetBody | dict[str, Any]], version: int | None = None
+    ) -> Steps[schemas.Targets]:
+        """Replace the targets. `version` is the one that was read (None: whatever is in force now); raises Conflict
+        with the current targets in its message when someone has moved them since."""
+        if version is None:
+            version = (yield from Calls.targets(self)).version
+        update = build(schemas.TargetsUpdate, {"version": version, "targets": [plain(t) for t in targets]})
+        return (yield from ask(schemas.Targets, "PUT", "/api/targets", json=update.model_dump()))
+
+    # ---- data sets ---------------------------------------------------------------------------------------------------
+
+    @call
+    def datasets(self, limit: int = 100, cursor: str | None = None) -> Steps[schemas.Page[schemas.Dataset]]:
+        """Newest first; the next page has `cursor` = this page's `next`."""
+        return ask_page(schemas.Dataset, "/api/datasets", limit, cursor)
+
+    @call
+    def dataset(self, dataset: str) -> Steps[schemas.Dataset]:
+        """By id, or by name: its newest version."""
+        return ask(schemas.Dataset, "GET", f"/api/datasets/{dataset}")
+
+    @call
+    def check_dataset_name(self, name: str) -> Steps[schemas.NameCheck]:
+        return ask(schemas.NameCheck, "GET", f"/api/names/datasets/{name}")
+
+    @call
+    def upload_dataset(
+        self,
+        source: str | Path | BinaryIO,
+        name: str | None = None,
+        *,
+        filename: str | None = None,
+        columns: dict[str, str] | None = None,
+        new_version: bool = False,
+        on_progress: Progress | None = None,
+    ) -> Steps[schemas.Dataset]:
+        """Send a file (a path or an open binary file) and have it checked and stored.
+
+        `name` defaults to the file's name without its endings. `columns` maps a role to the file's column where
+        sniffing would not find it. A taken name raises Conflict before anything is sent, unless `new_version`.
+        `on_progress(sent, total)` is called in bytes. A file that cannot be trained on raises Invalid, whose `report`
+        says what was found.
+        """
+        with opened(source, filename) as (file, label):
+            params: dict[str, Any] = {"name": name or name_of(label), "new_version": new_version}
+            if columns:
+                params["columns"] = json.dumps(columns)
+            if not new_version:
+                _require_free((yield from Calls.check_dataset_name(self, params["name"])))
+            return (yield from _upload("/api/datasets", schemas.Dataset, params, file, label, on_progress))
+
+    @call
+    def dataset_rows(self, dataset: str, offset: int = 0, limit: int = 20) -> Steps[Rows[schemas.DatasetRow]]:
+        params = {"offset": offset, "limit": limit}
+        return ask_rows(schemas.DatasetRow, f"/api/datasets/{dataset}/rows", params=params)
+
+    @call
+    def dataset_packed(
+        self,
+        dataset: str,
+        micro_batch_tokens: int | None = None,
+        *,
+        sequence_length: int | None = None,
+        seed: int = 0,
+    ) -> Steps[schemas.PackedPreview]:
+        """The first micro-batch exactly as a job with these settings trains on it; needs the served model's
+        tokenizer."""
+        params = {"micro_batch_tokens": micro_batch_tokens, "sequence_length": sequence_length, "seed": seed}
+        return ask(schemas.PackedPreview, "GET", f"/api/datasets/{dataset}/packed", params=given(params))
+
+    @call
+    def download_dataset(self, dataset: str, destination: str | Path) -> Steps[Path]:
+        """Write the normalised Parquet to `destination` (a file, or a folder to put it in)."""
+        return _download(f"/api/datasets/{dataset}/download", Path(destination))
+
+    @call
+    def delete_dataset(self, dataset: str) -> Steps[None]:
+        """By id: that version; by name: all of them. Raises Conflict, naming the job, while one needs it."""
+        yield from exchange("DELETE", f"/api/datasets/{dataset}")
+
+    # ---- jobs --------------------------------------------------------------------------------------------------------
+
+    @call
+    def submit_job(
+        self, job: schemas.JobCreate | None = None, *, idempotency_key: str | None = None, **fields: Any
+    ) -> Steps[schemas.Job]:
+        """Submit a `JobCreate`, or its fields: ``submit_job(dataset="support", adapter_name="support-bot")``.
+
+        With the same `idempotency_key` (up to a day) a second press answers with the first one's job.
+        """
+        body = job if job is not None else build(schemas.JobCreate, fields)
+        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        return ask(
+            schemas.Job, "POST", "/api/jobs", json=body.model_dump(mode="json", exclude_unset=True), headers=headers
+        )
+
+    @call
+    def jobs(
+        self, state: schemas.JobState | None = None, limit: int = 100, cursor: str | None = None
+    ) -> Steps[schemas.Page[schemas.Job]]:
+        """Newest first, of one state or all; the next page has `cursor` = this page's `next`."""
+        return ask_page(schemas.Job, "/api/jobs", limit, cursor, state=state)
+
+    @call
+    def job(self, job_id: str) -> Steps[schemas.Job]:
+        return ask(schemas.Job, "GET", f"/api/jobs/{job_id}")
+
+    @call
+    def job_events(self, job_id: str, after: int = 0, limit: int = 1000) -> Steps[Rows[schemas.JobEvent]]:
+        """Oldest first, those with an id above `after`."""
+        params = {"after": after, "limit": limit}
+        return ask_rows(schemas.JobEvent, f"/api/jobs/{job_id}/events", params=params)
+
+    @call
+    def job_metrics(self, job_id: str, after: int = -1, limit: int = 10_000) -> Steps[Rows[schemas.JobMetric]]:
+        """In order of steps, those of steps above `after`."""
+        params = {"after": after, "limit": limit}
+        return ask_rows(schemas.JobMetric, f"/api/jobs/{job_id}/metrics", params=params)
+
+    @call
+    def job_log(self, job_id: str, after: int = 0, limit: int = 1000) -> Steps[Rows[schemas.JobLogLine]]:
+        """Oldest first, those with an id above `after`."""
+        params = {"after": after, "limit": limit}
+        return ask_rows(schemas.JobLogLine, f"/api/jobs/{job_id}/log", params=params)
+
+    @call
+    def pause_job(self, job_id: str) -> Steps[schemas.Job]:
+        return ask(schemas.Job, "POST", f"/api/jobs/{job_id}/pause")
+
+    @call
+    def resume_job(self, job_id: str) -> Steps[schemas.Job]:
+        """Put a paused or interrupted job back in the queue; it goes on from its newest checkpoint."""
+        return ask(schemas.Job, "POST", f"/api/jobs/{job_id}/resume")
+
+    @call
+    def stop_job(self, job_id: str, save: bool = False) -> Steps[schemas.Job]:
+        """End a job; with `save` the adapter is stored as it stands now."""
+        return ask(schemas.Job, "POST", f"/api/jobs/{job_id}/stop", json={"save": save})
+
+    @call
+    def update_job(self, job_id: str, *, priority: int | None = None, name: str | None = None) -> Steps[schemas.Job]:
+        """Change what is given and not None."""
+        body = build(schemas.JobPatch, given({"priority": priority, "name": name}))
+        return ask(schemas.Job, "PATCH", f"/api/jobs/{job_id}", json=body.model_dump(exclude_unset=True))
+
+    @call
+    def wait(
+        self,
+        job_id: str,
+        on_update: Callable[[schemas.Job], None] | None = None,
+        *,
+        timeout_s: float | None = None,
+        poll_s: float = 1.0,
+    ) -> Steps[schemas.Job]:
+        """Wait until the job has succeeded, failed or been cancelled, and return it.
+
+        `on_update` gets the job whenever it has changed. An interrupt (Ctrl-C, the notebook's stop button) ends the
+        waiting and leaves the job alone. Raises TimeoutError after `timeout_s`.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        seen: schemas.Job | None = None
+        pause_s = 0.0
+        while True:
+            job = yield from ask(schemas.Job, "GET", f"/api/jobs/{job_id}", after_s=pause_s)
+            if on_update is not None and job != seen:
+                on_update(job)
+            seen = job
+            if job.state in TERMINAL:
+                return job
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {job_id} is {job.state} at step {job.step} after {timeout_s} s")
+            pause_s = poll_s
+
+    # ---- adapters ----------------------------------------------------------------------------------------------------
+
+    @call
+    def adapters(self, limit: int = 100, cursor: str | None = None) -> Steps[schemas.Page[schemas.Adapter]]:
+        """By name; the next page has `cursor` = this page's `next`."""
+        return ask_page(schemas.Adapter, "/api/adapters", limit, cursor)
+
+    @call
+    def adapter(self, name: str) -> Steps[schemas.Adapter]:
+        return ask(schemas.Adapter, "GET", f"/api/adapters/{name}")
+
+    @call
+    def check_adapter_name(self, name: str) -> Steps[schemas.NameCheck]:
+        return ask(schemas.NameCheck, "GET", f"/api/names/adapters/{name}")
+
+    @call
+    def upload_adapter(
+        self,
+        source: str | Path | BinaryIO,
+        name: str | None = None,
+        *,
+        filename: str | None = None,
+        new_version: bool = False,
+        on_progress: Progress | None = None,
+    ) -> Steps[schemas.Adapter]:
+        """Send a peft adapter: its folder (the files in it, not its subfolders), a zip or a tar of it, by path or as
+        an open file. A taken name raises Conflict before anything is sent, unless `new_version`."""
+        with opened(source, filename, zip_folders=True) as (file, label):
+            params = {"name": name or name_of(label), "new_version": new_version}
+            if not new_version:
+                _require_free((yield from Calls.check_adapter_name(self, str(params["name"]))))
+            return (yield from _upload("/api/adapters", schemas.Adapter, params, file, label, on_progress))
+
+    @call
+    def deploy_adapter(self, name: str, version: int | None = None) -> Steps[schemas.Adapter]:
+        """Ask the engine to serve `version` (None: the newest) under `name`; see `deployment` for how it goes."""
+        return ask(schemas.Adapter, "POST", f"/api/adapters/{name}/deploy", json={"version": version})
+
+    @call
+    def undeploy_adapter(self, name: str) -> Steps[schemas.Adapter]:
+        return ask(schemas.Adapter, "POST", f"/api/adapters/{name}/undeploy")
+
+    @call
+    def download_adapter(self, name: str, destination: str | Path, version: int | None = None) -> Steps[Path]:
+        """Write a zip of the peft folder to `destination` (a file, or a folder to put it in)."""
+        params = given({"version": version})
+        return _download(f"/api/adapters/{name}/download", Path(destination), params)
+
+    @call
+    def delete_adapter(self, name: str, version: int | None = None) -> Steps[None]:
+        """Undeploy and delete one version, or (None) all. Raises Conflict, naming the job, while one needs it."""
+        yield from exchange("DELETE", f"/api/adapters/{name}", params=given({"version": version}))
+
+
+# ---- parts of calls --------------------------------------------------------------------------------------------------
+
+
+def ask_page(row: type[M], path: str, limit: int, cursor: str | None, **filters: Any) -> Steps[schemas.Page[M]]:
+    params = given({"limit": limit, "cursor": cursor, **filters})
+    return ask(schemas.Page[row], "GET", path, params=params)  # type: ignore[valid-type]
+
+
+def _upload(
+    path: str, answer: type[T], params: dict[str, Any], file: BinaryIO, label: str, on_progress: Progress | None
+) -> Steps[T]:
+    size = file.seek(0, 2)
+    file.seek(0)
+    limit = (yield from ask(schemas.Health, "GET", "/api/health")).max_upload_bytes
+    if size > limit:
+        raise TooLarge(
+            "upload_too_large",
+            f"{label} has {size} bytes and this Harli takes {limit}; raise HARLI_MAX_UPLOAD_MIB or split the file",
+            "file",
+        )
+    body = Counted(file, on_progress) if on_progress is not None else file
+    # The answer comes when the file has been checked, which takes as long as the file is long.
+    return (yield from ask(answer, "POST", path, params=params, files={"file": (label, body)}, read_timeout_s=3600))
+
+
+def _download(path: str, destination: Path, params: dict[str, Any] | None = None) -> Steps[Path]:
+    folder = destination if destination.is_dir() else destination.parent
+    part = folder / f".{uuid4().hex}.part"
+    try:
+        with part.open("wb") as file:
+            response = yield from exchange("GET", path, params=params or {}, into=file)
+        if destination.is_dir():
+            named = re.search(r'filename="([^"/\\]+)"', response.headers.get("content-disposition", ""))
+            destination = destination / (named.group(1) if named else path.split("/")[-2])
+        part.replace(destination)
+    finally:
+        part.unlink(missing_ok=True)
+    return destination
+
+
+def _require_free(check: schemas.NameCheck) -> None:
+    if not check.available:
+        raise Conflict("name_taken", check.reason or f"the name {check.name} is taken; give another", "name")
+
+
+def build(model: type[T], fields: dict[str, Any]) -> T:
+    """A request body; a fault in it is raised as the Invalid that the API would answer with."""
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in fault["loc"]) or model.__name__
+        raise Invalid("invalid_request", f"{place}: {fault['msg']} (got {fault['input']!r})", place) from error
+
+
+def plain(value: Any) -> Any:
+    return value.model_dump() if hasattr(value, "model_dump") else value
+
+
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,150 @@
+"""Answers of a model, piece by piece."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from core.api import schemas
+from core.client.calls import plain
+from core.client.sent import ServerSent
+from core.client.steps import Request, Steps, ask, reason
+from core.errors import HarliError, Invalid, Unavailable
+
+_SILENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """A finished answer: its text, why it ended, tokens, ms to the first text and in all."""
+
+    text: str
+    finish_reason: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    first_ms: float | None
+    total_ms: float
+
+
+class ChatStream:
+    """Iterates over the pieces of an answer as they come; `reply` is there once it has ended."""
+
+    def __init__(self, pieces: Iterator[str | ChatReply]) -> None:
+        self._pieces = pieces
+        self.reply: ChatReply | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self._pieces:
+            if isinstance(piece, ChatReply):
+                self.reply = piece
+            else:
+                yield piece
+
+
+class AsyncChatStream:
+    """The same for ``async for``."""
+
+    def __init__(self, pieces: AsyncIterator[str | ChatReply]) -> None:
+        self._pieces = pieces
+        self.reply: ChatReply | None = None
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        async for piece in self._pieces:
+            if isinstance(piece, ChatReply):
+                self.reply = piece
+            else:
+                yield piece
+
+
+def chat_request(
+    messages: str | Sequence[schemas.Message | dict[str, Any]], model: str | None, sampling: dict[str, Any]
+) -> Steps[Request]:
+    """The request for a stream. Raises Unavailable when no engine serves."""
+    engine = yield from ask(schemas.Engine, "GET", "/api/engine")
+    if engine.state != "ready" or engine.http_url is None:
+        raise Unavailable(
+            "engine_unavailable", f"the engine is {engine.state}; see `harli doctor` and the Overview page", "model"
+        )
+    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else [plain(m) for m in messages]
+    served = engine.model or "default"
+    body = {
+        **sampling,
+        # The engine addresses an adapter as base:adapter.
+        "model": served if model in (None, served) else f"{served}:{model}",
+        "messages": turns,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return Request("POST", f"{engine.http_url}/v1/chat/completions", json=body, read_timeout_s=_SILENCE_S)
+
+
+class ChatReader:
+    """Reads a chat stream that it is fed line by line."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._start = time.perf_counter()
+        self._first_ms: float | None = None
+        self._finish_reason: str | None = None
+        self._usage: dict[str, Any] = {}
+        self._text: list[str] = []
+        self._sent = ServerSent()
+
+    def feed(self, line: str) -> list[str]:
+        """The pieces of the answer that the line completes. Raises Invalid for an error in the stream."""
+        sent = self._sent.feed(line)
+        if sent is None:
+            return []
+        if sent.data == "[DONE]":
+            self.ended = True
+            return []
+        chunk = json.loads(sent.data)
+        if "error" in chunk:
+            raise Invalid("engine_refused", f"the engine answered: {_engine_text(chunk)}", "model")
+        self._usage = chunk.get("usage") or self._usage
+        pieces = []
+        for choice in chunk.get("choices") or []:
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            piece = (choice.get("delta") or {}).get("content")
+            if piece:
+                self._first_ms = self._first_ms or (time.perf_counter() - self._start) * 1e3
+                pieces.append(piece)
+        self._text += pieces
+        return pieces
+
+    def reply(self) -> ChatReply:
+        return ChatReply(
+            text="".join(self._text),
+            finish_reason=self._finish_reason,
+            prompt_tokens=self._usage.get("prompt_tokens"),
+            completion_tokens=self._usage.get("completion_tokens"),
+            first_ms=self._first_ms,
+            total_ms=(time.perf_counter() - self._start) * 1e3,
+        )
+
+
+def refusal(response: httpx.Response) -> HarliError:
+    """What an error response of the engine says."""
+    try:
+        text = _engine_text(response.json())
+    except ValueError:
+        text = response.text[:300]
+    kind = Invalid if response.status_code < 500 else Unavailable
+    return kind("engine_refused", f"the engine answered {response.status_code}: {text}", "model")
+
+
+def broken(request: Request, error: httpx.HTTPError) -> Unavailable:
+    return Unavailable(
+        "engine_unreachable", f"the engine at {request.path} broke off: {reason(error)}; try again when it is back"
+    )
+
+
+def _engine_text(body: Any) -> str:
+    """OpenAI's error body is {"error": {"message"}}, SGLang's own has the message at the top."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return str(error.get("message", error) if isinstance(error, dict) else error)

@@ -1,0 +1,73 @@
+"""Files on their way to the API: opened, counted, named."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from core.errors import Invalid, NotFound
+
+Progress = Callable[[int, int], None]
+_ENDINGS = r"\.(jsonl?|csv|tsv|txt|parquet|arrow|gz|zst|zip|tar|tgz|safetensors)$"
+
+
+class Counted:
+    """A file that reports how much of it has been read."""
+
+    def __init__(self, file: BinaryIO, on_progress: Progress) -> None:
+        self._file = file
+        self._on_progress = on_progress
+        self._total = file.seek(0, 2)
+        file.seek(0)
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._on_progress(self._file.tell(), self._total)
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+@contextmanager
+def opened(
+    source: str | Path | BinaryIO, filename: str | None, *, zip_folders: bool = False
+) -> Iterator[tuple[BinaryIO, str]]:
+    """The open file and the name it goes by; a folder (where that is allowed) as a zip of its files."""
+    if not isinstance(source, str | Path):
+        yield source, filename or Path(str(getattr(source, "name", "upload"))).name
+        return
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise NotFound("file_not_found", f"there is no file {path}; check the path", "source")
+    if not path.is_dir():
+        with path.open("rb") as file:
+            yield file, filename or path.name
+        return
+    if not zip_folders:
+        raise Invalid("not_a_file", f"{path} is a folder; give the file itself", "source")
+    with tempfile.TemporaryFile() as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for member in sorted(path.iterdir()):
+                if member.is_file():
+                    archive.write(member, member.name)
+        yield file, f"{filename or path.resolve().name}.zip"
+
+
+def name_of(label: str) -> str:
+    """A name that the API takes, from a file's: its stem in lower case, other signs as dashes."""
+    stem = Path(label).name
+    while (shorter := re.sub(_ENDINGS, "", stem)) != stem:
+        stem = shorter
+    name = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:63]
+    if not name:
+        raise Invalid("name_missing", f"no name can be made of the file name {label!r}; give one", "name")
+    return name

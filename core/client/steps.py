@@ -1,0 +1,158 @@
+"""Calls as steps without I/O: a call is a generator that yields requests and is sent their responses.
+
+`Client` and `AsyncClient` carry the requests; neither knows what a call is for, so each call is written once.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from core.api import schemas
+from core.client.rows import Rows
+from core.errors import Conflict, Forbidden, HarliError, Invalid, NotFound, TooLarge, Unavailable
+
+if TYPE_CHECKING:
+    from core.client.asynchronous import AsyncClient
+    from core.client.synchronous import Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One exchange with the API.
+
+    It is made `after_s` seconds from now. A body that comes with a status below 400 is written to `into`, where that
+    is given, and not kept. `read_timeout_s` replaces the client's time-out for answers that take their time.
+    """
+
+    method: str
+    path: str
+    params: dict[str, Any] = field(default_factory=dict)
+    json: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    files: dict[str, Any] | None = None
+    read_timeout_s: float | None = None
+    after_s: float = 0.0
+    into: BinaryIO | None = None
+
+    def arguments(self, timeout_s: float) -> dict[str, Any]:
+        """For `build_request` of httpx's clients."""
+        return {
+            "method": self.method,
+            "url": self.path,
+            "params": self.params,
+            "json": self.json,
+            "headers": self.headers,
+            "files": self.files,
+            "timeout": httpx.Timeout(timeout_s, read=self.read_timeout_s or timeout_s),
+        }
+
+
+Steps = Generator[Request, httpx.Response, T]
+
+
+def exchange(method: str, path: str, **fields: Any) -> Steps[httpx.Response]:
+    """One request; raises the HarliError that an error response stands for."""
+    response = yield Request(method, path, **fields)
+    raise_for(response)
+    return response
+
+
+def ask(answer: type[T], method: str, path: str, **fields: Any) -> Steps[T]:
+    """One request and the body that answers it."""
+    response = yield from exchange(method, path, **fields)
+    return _adapter(answer).validate_json(response.content)
+
+
+def ask_rows(row: type[M], path: str, **fields: Any) -> Steps[Rows[M]]:
+    """One GET whose answer is a list."""
+    found = yield from ask(list[row], "GET", path, **fields)  # type: ignore[valid-type]
+    return Rows(found)
+
+
+@functools.cache
+def _adapter(answer: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(answer)
+
+
+class call(Generic[P, T]):
+    """A method of both clients, of a function that describes its steps.
+
+    On a `Client` it returns what the steps return, on an `AsyncClient` an awaitable of that.
+    """
+
+    def __init__(self, describe: Callable[Concatenate[Any, P], Steps[T]]) -> None:
+        self._describe = describe
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[Concatenate[Any, P], Steps[T]]: ...
+
+    @overload
+    def __get__(self, client: Client, owner: type) -> Callable[P, T]: ...
+
+    @overload
+    def __get__(self, client: AsyncClient, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    def __get__(self, client: Client | AsyncClient | None, owner: type) -> Any:
+        describe = self._describe
+        if client is None:
+            return describe
+
+        @functools.wraps(describe)
+        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.run(describe(client, *args, **kwargs))
+
+        # For `help` and a notebook's `?`: without the client, and with what the caller gets.
+        steps = inspect.signature(describe)
+        method.__signature__ = steps.replace(  # type: ignore[attr-defined]
+            parameters=list(steps.parameters.values())[1:],
+            return_annotation=str(steps.return_annotation).removeprefix("Steps[").removesuffix("]"),
+        )
+        return method
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+_ERRORS: dict[int, type[HarliError]] = {
+    error.status: error for error in (HarliError, Forbidden, NotFound, Conflict, TooLarge, Invalid, Unavailable)
+}
+
+
+def raise_for(response: httpx.Response) -> None:
+    """Raise the HarliError that an error response stands for."""
+    if response.status_code < 400:
+        return
+    try:
+        body = schemas.ErrorBody.model_validate_json(response.content)
+    except ValidationError:
+        message = f"{response.url} answered {response.status_code}, not as Harli's API does: {response.text[:200]}"
+        body = schemas.ErrorBody(error=schemas.ErrorDetail(code="not_harli", message=message))
+    detail = body.error
+    error = _ERRORS.get(response.status_code, HarliError)(detail.code, detail.message, detail.param)
+    error.status = response.status_code
+    if isinstance(error, Invalid):
+        error.report = body.report
+    raise error
+
+
+def unreachable(base_url: str, error: httpx.HTTPError) -> Unavailable:
+    return Unavailable(
+        "api_unreachable",
+        f"Harli's API does not answer at {base_url}: {reason(error)}; start it with `harli up`, or give the "
+        "address of a running one (HARLI_HOST, HARLI_API_PORT)",
+        "base_url",
+    )
+
+
+def reason(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__
