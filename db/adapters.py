@@ -9,10 +9,11 @@ from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, String, delete, 
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
 from db.base import Base
+from db.scope import Owned, all_tenants, home
 
 
-class AdapterRecord(Base):
-    """`wanted_version` is what the engine is to serve under the name, `deployed_version` what it does serve:
+class AdapterRecord(Owned, Base):
+    """A name is the engine's address of the adapter, so that it is one tenant's only. `wanted_version` is what the engine is to serve under the name, `deployed_version` what it does serve:
     `engine_id` says which engine, since a fresh one serves none. `deleted`: gone for everyone but the engine, which has
     to let go of it first. `last_version` keeps numbers from being given twice."""
 
@@ -53,8 +54,15 @@ class AdapterVersionRecord(Base):
 
 def find(session: Session, name: str) -> AdapterRecord | None:
     """One that is not deleted."""
-    record = session.get(AdapterRecord, name)
-    return None if record is None or record.deleted else record
+    return session.scalar(select(AdapterRecord).where(AdapterRecord.name == name, AdapterRecord.deleted.is_(False)))
+
+
+def taken(session: Session, name: str) -> bool:
+    """Whether another tenant than the session's has the name."""
+    owner = session.scalar(
+        select(AdapterRecord.tenant).where(AdapterRecord.name == name), execution_options=all_tenants()
+    )
+    return owner is not None and owner != home(session)
 
 
 def version_of(record: AdapterRecord, version: int | None) -> AdapterVersionRecord | None:
@@ -64,11 +72,11 @@ def version_of(record: AdapterRecord, version: int | None) -> AdapterVersionReco
     return next((row for row in record.versions if row.version == version), None)
 
 
-def claim(session: Session, name: str, time: datetime) -> AdapterRecord:
-    """The name's record, made when there is none; one that waits for the engine to let go of it is taken up again."""
-    record = session.get(AdapterRecord, name)
+def claim(session: Session, name: str, time: datetime, tenant: str) -> AdapterRecord:
+    """The name's record, made for the tenant when there is none; one that waits for the engine to let go of it is taken up again."""
+    record = session.scalar(select(AdapterRecord).where(AdapterRecord.name == name))
     if record is None:
-        record = AdapterRecord(name=name, created_at=time, last_version=0, deployment="none", deleted=False)
+        record = AdapterRecord(name=name, tenant=tenant, created_at=time, last_version=0, deployment="none", deleted=False)
         session.add(record)
     elif record.deleted:
         record.deleted = False

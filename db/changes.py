@@ -12,7 +12,8 @@ from db.base import Base, BigId, now
 
 
 class ChangeRecord(Base):
-    """`topic` and `kind` as in `schemas.Event`; `ref` is the id of what changed."""
+    """`topic` and `kind` as in `schemas.Event`; `ref` is the id of what changed, `tenant` whose it is (None: nobody's
+    in particular)."""
 
     __tablename__ = "changes"
     __table_args__ = ({"sqlite_autoincrement": True},)
@@ -23,10 +24,12 @@ class ChangeRecord(Base):
     kind: Mapped[str] = mapped_column(String(40))
     ref: Mapped[str | None] = mapped_column(String(120))
     data: Mapped[dict[str, Any]]
+    tenant: Mapped[str | None] = mapped_column(String(63))
 
 
-def add(session: Session, topic: str, kind: str, ref: str | None, **data: Any) -> None:
-    session.add(ChangeRecord(time=now(), topic=topic, kind=kind, ref=ref, data=data))
+def add(session: Session, topic: str, kind: str, ref: str | None, *, tenant: str | None = None, **data: Any) -> None:
+    """A change of what a tenant owns is told to those of that tenant only, so that `tenant` must be given for it."""
+    session.add(ChangeRecord(time=now(), topic=topic, kind=kind, ref=ref, data=data, tenant=tenant))
 
 
 def after(session: Session, last_id: int, limit: int) -> list[ChangeRecord]:

@@ -9,13 +9,14 @@ from sqlalchemy import BigInteger, String, UniqueConstraint, func, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from db.base import Base
+from db.scope import Owned, home
 
 
-class DatasetRecord(Base):
-    """`seq` orders listings; `report` is the validator's; `tokenizer` names the model whose tokens it counted."""
+class DatasetRecord(Owned, Base):
+    """A name is one of its tenant's. `seq` orders listings; `report` is the validator's; `tokenizer` names the model whose tokens it counted."""
 
     __tablename__ = "datasets"
-    __table_args__ = (UniqueConstraint("name", "version"), {"sqlite_autoincrement": True})
+    __table_args__ = (UniqueConstraint("tenant", "name", "version"), {"sqlite_autoincrement": True})
 
     seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     id: Mapped[str] = mapped_column(String(40), unique=True)
@@ -29,24 +30,24 @@ class DatasetRecord(Base):
 
 
 def find(session: Session, name_or_id: str) -> DatasetRecord | None:
-    """By id, else the newest version of the name."""
+    """By id, else the newest version of the session's tenant's name."""
     by_id = session.scalar(select(DatasetRecord).where(DatasetRecord.id == name_or_id))
     if by_id is not None:
         return by_id
-    return session.scalar(
-        select(DatasetRecord).where(DatasetRecord.name == name_or_id).order_by(DatasetRecord.version.desc()).limit(1)
-    )
+    query = select(DatasetRecord).where(DatasetRecord.tenant == home(session), DatasetRecord.name == name_or_id)
+    return session.scalar(query.order_by(DatasetRecord.version.desc()).limit(1))
 
 
 def versions(session: Session, name: str) -> list[DatasetRecord]:
     """All versions of a name, oldest first."""
-    query = select(DatasetRecord).where(DatasetRecord.name == name).order_by(DatasetRecord.version)
-    return list(session.scalars(query))
+    query = select(DatasetRecord).where(DatasetRecord.tenant == home(session), DatasetRecord.name == name)
+    return list(session.scalars(query.order_by(DatasetRecord.version)))
 
 
 def last_version(session: Session, name: str) -> int:
     """0 for a name that is free."""
-    return session.scalar(select(func.max(DatasetRecord.version)).where(DatasetRecord.name == name)) or 0
+    query = select(func.max(DatasetRecord.version))
+    return session.scalar(query.where(DatasetRecord.tenant == home(session), DatasetRecord.name == name)) or 0
 
 
 def page(session: Session, limit: int, before: int | None) -> list[DatasetRecord]:

@@ -15,6 +15,7 @@ class IdempotencyRecord(Base):
 
     __tablename__ = "idempotency_keys"
 
+    tenant: Mapped[str] = mapped_column(String(63), primary_key=True)
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     fingerprint: Mapped[str] = mapped_column(String(64))
     job_id: Mapped[str] = mapped_column(String(40))

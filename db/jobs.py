@@ -10,6 +10,7 @@ from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, T
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from db.base import Base, BigId
+from db.scope import Owned, all_tenants
 
 STATES = ("queued", "starting", "running", "paused", "saving", "succeeded", "failed", "cancelled", "interrupted")
 TERMINAL = ("succeeded", "failed", "cancelled")
@@ -17,13 +18,16 @@ IN_ENGINE = ("starting", "running", "saving")
 _KEPT_LOG_LINES = 20_000
 
 
-class JobRecord(Base):
+class JobRecord(Owned, Base):
     """`seq` is the order of submission.
 
     `command` is what someone asked of a job that the engine holds (pause, stop, save: stop with saving) until that is
     done. `token` is the fencing token under which the job was handed to `engine_id` last; what an engine reports under
     another one is dropped. `resumes` counts hand-outs after the first, `stalls` those in a row that were interrupted
-    without a new checkpoint, `start_step` is where the last one began.
+    without a new checkpoint, `start_step` is where the last one began. `place` orders jobs of one priority for those
+    that were moved, `seq` the others. `expected_tokens`: what it will train on, padding not counted; `counted_tokens`:
+    what of it went into the tenant's use; `held`: paused by its tenant's quota, and goes on by itself. `sample_step`
+    and `sample_path`: the evaluated adapter that has yet to answer the job's prompts.
     """
 
     __tablename__ = "jobs"
@@ -31,6 +35,7 @@ class JobRecord(Base):
         CheckConstraint("state IN ({})".format(", ".join(f"'{state}'" for state in STATES)), name="state"),
         CheckConstraint("command IN ('pause', 'stop', 'save')", name="command"),
         Index(None, "state", "priority", "seq"),
+        Index(None, "tenant", "seq"),
         {"sqlite_autoincrement": True},
     )
 
@@ -50,12 +55,23 @@ class JobRecord(Base):
     ended_at: Mapped[datetime | None]
     state_since: Mapped[datetime]
     priority: Mapped[int] = mapped_column(default=0)
+    place: Mapped[float | None]
+    deadline: Mapped[datetime | None]
+    deadline_warned: Mapped[bool] = mapped_column(default=False)
+    schedule_id: Mapped[str | None] = mapped_column(String(40), index=True)
+    expected_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    counted_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    held: Mapped[bool] = mapped_column(default=False)
     step: Mapped[int] = mapped_column(default=0)
     total_steps: Mapped[int | None]
     epoch: Mapped[float | None]
     loss: Mapped[float | None]
     first_loss: Mapped[float | None]
     eval_loss: Mapped[float | None]
+    best_step: Mapped[int | None]
+    best_loss: Mapped[float | None]
+    sample_step: Mapped[int | None]
+    sample_path: Mapped[str | None] = mapped_column(String(4096))
     tokens: Mapped[int] = mapped_column(BigInteger, default=0)
     resumes: Mapped[int] = mapped_column(default=0)
     stalls: Mapped[int] = mapped_column(default=0)
@@ -110,6 +126,10 @@ class JobLogRecord(Base):
     message: Mapped[str] = mapped_column(Text)
 
 
+# In the order of hand-out.
+_ORDER = (JobRecord.priority.desc(), func.coalesce(JobRecord.place, JobRecord.seq), JobRecord.seq)
+
+
 def find(session: Session, job_id: str) -> JobRecord | None:
     return session.scalar(select(JobRecord).where(JobRecord.id == job_id))
 
@@ -124,18 +144,19 @@ def page(session: Session, limit: int, before: int | None, state: str | None) ->
     return list(session.scalars(query))
 
 
-def in_states(session: Session, states: Collection[str]) -> list[JobRecord]:
-    """In the order of hand-out: the highest priority first, then the oldest."""
-    query = select(JobRecord).where(JobRecord.state.in_(states)).order_by(JobRecord.priority.desc(), JobRecord.seq)
-    return list(session.scalars(query))
+def in_states(session: Session, states: Collection[str], *, everyones: bool = False) -> list[JobRecord]:
+    """In the order of hand-out: the highest priority first, then by place, which is age unless someone moved it.
+    `everyones`: those of all tenants, to be counted and not shown."""
+    query = select(JobRecord).where(JobRecord.state.in_(states)).order_by(*_ORDER)
+    return list(session.scalars(query, execution_options=all_tenants() if everyones else {}))
 
 
 def next_waiting(session: Session, max_stalls: int) -> JobRecord | None:
-    """The one to hand out next: the highest priority first, then the oldest; without those that keep failing."""
+    """The one to hand out next, in the order of `in_states`; without those that keep failing."""
     query = select(JobRecord).where(
         or_(JobRecord.state == "queued", and_(JobRecord.state == "interrupted", JobRecord.stalls < max_stalls))
     )
-    return session.scalar(query.order_by(JobRecord.priority.desc(), JobRecord.seq).limit(1))
+    return session.scalar(query.order_by(*_ORDER).limit(1))
 
 
 def counts(session: Session) -> dict[str, int]:
@@ -151,9 +172,9 @@ def open_with_dataset(session: Session, dataset_ids: Collection[str]) -> JobReco
 
 
 def open_with_output(session: Session, adapter_name: str) -> JobRecord | None:
-    """A job that has not ended and will write the adapter."""
+    """A job, of whatever tenant, that has not ended and will write the adapter."""
     query = select(JobRecord).where(JobRecord.adapter_name == adapter_name, JobRecord.state.not_in(TERMINAL))
-    return session.scalar(query.limit(1))
+    return session.scalar(query.limit(1), execution_options=all_tenants())
 
 
 def open_with_initial(session: Session, adapter_name: str, version: int | None) -> JobRecord | None:

@@ -2,8 +2,40 @@
 
 from __future__ import annotations
 
-from db import adapters, changes, datasets, engines, idempotency, jobs, leases, targets, telemetry
+from db import (
+    adapters,
+    audit,
+    changes,
+    datasets,
+    engines,
+    idempotency,
+    jobs,
+    leases,
+    quotas,
+    samples,
+    schedules,
+    targets,
+    telemetry,
+    tenants,
+    webhooks,
+)
 from db.base import Base
 
-__all__ = ["adapters", "changes", "datasets", "engines", "idempotency", "jobs", "leases", "targets", "telemetry"]
+__all__ = [
+    "adapters",
+    "audit",
+    "changes",
+    "datasets",
+    "engines",
+    "idempotency",
+    "jobs",
+    "leases",
+    "quotas",
+    "samples",
+    "schedules",
+    "targets",
+    "telemetry",
+    "tenants",
+    "webhooks",
+]
 metadata = Base.metadata

@@ -8,9 +8,10 @@ whatever busy_timeout says), PostgreSQL an advisory lock, so that what one has r
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
@@ -19,7 +20,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from core.errors import HarliError, Unavailable
-from db import migrate
+from db import audit, migrate, scope
+from db.audit import Actor
+from db.scope import Scope
 
 # What is raised while the database is away or does not keep up: trying again may help, and changes nothing else.
 OUTAGE = (OperationalError, InterfaceError, PoolTimeout)
@@ -37,6 +40,8 @@ class Store:
         self._reading = self._engine.execution_options(harli_write=False, postgresql_readonly=True)
         self._writing = self._engine.execution_options(harli_write=True)
         self._listeners: list[Callable[[], None]] = []
+        self._scope: Scope | None = None
+        self._actor: Actor | None = None
         try:
             migrate.upgrade(self._writing)
         except OperationalError as error:
@@ -56,17 +61,27 @@ class Store:
     def engine(self) -> Engine:
         return self._engine
 
+    def within(self, scope: Scope, actor: Actor | None) -> Self:
+        """The same store as seen in a scope; what is changed through it is written to the audit log as `actor`'s."""
+        view = copy.copy(self)
+        view._scope, view._actor = scope, actor
+        return view
+
     @contextlib.contextmanager
     def read(self) -> Iterator[Session]:
         """A transaction that only reads; to write in it is an error."""
-        with Session(self._reading, autoflush=False, expire_on_commit=False) as session:
+        info = scope.info(self._scope)
+        with Session(self._reading, autoflush=False, expire_on_commit=False, info=info) as session:
             yield session
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Session]:
         """The only write transaction of the store at this moment; commits at the end, rolls back on any exception."""
-        with Session(self._writing, expire_on_commit=False) as session, session.begin():
+        info = scope.info(self._scope) | audit.info(self._actor)
+        with Session(self._writing, expire_on_commit=False, info=info) as session, session.begin():
             yield session
+            if self._actor is not None:
+                audit.done(session, self._actor)
         for listener in self._listeners:
             listener()
 

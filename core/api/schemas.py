@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 T = TypeVar("T")
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+CLOCK_TIME = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
+Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+WEEKDAYS: tuple[Weekday, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 JobState = Literal[
     "queued", "starting", "running", "paused", "saving", "succeeded", "failed", "cancelled", "interrupted"
 ]
@@ -74,6 +77,7 @@ class DatasetReport(BaseModel):
 
 class Dataset(BaseModel):
     id: str
+    tenant: str = "default"
     name: str
     version: int
     created_at: datetime
@@ -152,6 +156,7 @@ class JobCreate(Body):
 
 class Job(BaseModel):
     id: str
+    tenant: str = "default"
     name: str
     state: JobState
     spec: JobCreate
@@ -224,6 +229,7 @@ class Adapter(BaseModel):
     """`deployed_version` is the one the engine serves under `name` now; `deployment` says how that stands."""
 
     name: str
+    tenant: str = "default"
     created_at: datetime
     versions: list[AdapterVersion]
     deployed_version: int | None = None
@@ -239,33 +245,63 @@ class AdapterDeploy(Body):
 # ---- targets, engine, telemetry --------------------------------------------------------------------------------------
 
 
+class TargetWindow(Body):
+    """A part of every week, by the clocks of a zone. An `end` at or before `start` is on the next day."""
+
+    days: list[Weekday] = Field(list(WEEKDAYS), min_length=1, max_length=7)
+    start: str = Field("00:00", pattern=CLOCK_TIME, description="HH:MM")
+    end: str = Field("00:00", pattern=CLOCK_TIME, description="HH:MM")
+    zone: str = Field("UTC", max_length=64, description="a name of the time zone database, such as Europe/Berlin")
+
+
 class TargetBody(Body):
+    """The `quantile` of `kind` stays under `ms`: for the requests of `tenant`'s adapters, or of everyone whose tenant
+    has no target of that kind; always, or while one of `windows` is open. Of targets of the same tenant, kind and
+    quantile those with an open window go before the one without windows, and of these the tightest."""
+
     kind: Literal["itl", "tpot", "ttft"]
     ms: float = Field(gt=0, le=600_000, allow_inf_nan=False)
     quantile: float = Field(0.99, gt=0, lt=1)
+    tenant: str | None = Field(None, pattern=NAME)
+    windows: list[TargetWindow] = Field([], max_length=8)
+
+
+class TargetInForce(BaseModel):
+    """A target that the engine is to obey at this moment, why it and no other, and when that changes next."""
+
+    kind: Literal["itl", "tpot", "ttft"]
+    ms: float
+    quantile: float
+    tenant: str | None = None
+    reason: str
+    until: datetime | None = None
 
 
 class TargetsUpdate(Body):
     """`version` is the one that was read; a newer one in the store answers 409 with the current targets."""
 
     version: int = Field(ge=0)
-    targets: list[TargetBody] = Field(max_length=8)
+    targets: list[TargetBody] = Field(max_length=64)
 
 
 class Targets(BaseModel):
     """`origin` is ``measured`` while the default (a multiple of the solo ITL measured at start) is in force.
-    `applied_version` is the version the engine plans with."""
+    `applied_version` is the version the engine plans with. `targets` is all that was set, `in_force` what of it counts
+    at this moment."""
 
     version: int
     targets: list[TargetBody]
+    in_force: list[TargetInForce] = []
     updated_at: datetime | None = None
     origin: Literal["measured", "set", "none"]
     applied_version: int | None = None
 
 
 class Notice(BaseModel):
-    """Something about the engine that people should see: a fallback and its reason, a refused command."""
+    """Something about the engine that people should see: the guard's reason when it acts, other targets in force, a
+    fallback and its reason, a refused command. `id` grows."""
 
+    id: int
     time: datetime
     level: Literal["info", "warning", "error"]
     code: str
@@ -294,7 +330,7 @@ class Engine(BaseModel):
     solo_itl_ms: float | None = None
     running_job: str | None = None
     since: datetime | None = None
-    notices: list[Notice] = Field([], description="the last ones, oldest first")
+    notices: list[Notice] = Field([], description="the last twenty, oldest first; /api/notices has all")
 
 
 class Part(BaseModel):
@@ -339,6 +375,11 @@ class TelemetryPoint(BaseModel):
     plan_beside: float = 0.0
     plan_reason: str = ""
     paused_reason: str | None = None
+    guard_pauses: int = 0
+    guarded_share: float = Field(0.0, description="share of the time in which the guard held finetuning back")
+    tenant_attainment: dict[str, float] = Field(
+        {}, description="share of gaps within its own ITL target, of each tenant that has one"
+    )
 
 
 class Live(BaseModel):

@@ -52,6 +52,8 @@ def _name_reason(session: Session, name: str) -> str | None:
     engine = engines.known(session)
     if engine is not None and engine.hello["model"] == name:
         return f"{name} is the served model's own name; give the adapter another"
+    if rows.taken(session, name):
+        return f"the name {name} is taken: the engine serves every tenant, so a name is one tenant's only; give another"
     if rows.find(session, name) is not None:
         return f"there is an adapter {name} already; give another name, or upload it as a new version"
     return None
@@ -100,7 +102,9 @@ def upload(control: Control, source: Path, name: str, new_version: bool) -> sche
         _check(control, info, folder)
         with control.store.write() as session:
             _require_name(session, name, new_version)
-            record = store(control, session, folder, info, name, origin="uploaded")
+            record = store(
+                control, session, folder, info, name, tenant=control.principal.tenant, origin="uploaded"
+            )
             session.flush()
             return view(record)
 
@@ -112,13 +116,14 @@ def store(
     info: intake.AdapterInfo,
     name: str,
     *,
+    tenant: str,
     origin: str,
     job_id: str | None = None,
     dataset_id: str | None = None,
 ) -> AdapterRecord:
     """Move a checked folder into its place as the name's next version, in the caller's write transaction: should that
     fail, no row names the folder, and the next one that gets this number replaces it."""
-    record = rows.claim(session, name, now())
+    record = rows.claim(session, name, now(), tenant)
     record.last_version += 1
     record.versions.append(
         AdapterVersionRecord(
@@ -139,7 +144,7 @@ def store(
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     folder.rename(place)
-    changes.add(session, "adapters", origin, name, version=record.last_version)
+    changes.add(session, "adapters", origin, name, tenant=record.tenant, version=record.last_version)
     return record
 
 
@@ -206,7 +211,7 @@ def want(session: Session, record: AdapterRecord, version: int | None) -> None:
         record.deployment = "unloading"
     else:
         record.deployment = "loading" if version is not None else "none"
-    changes.add(session, "adapters", "wanted", record.name, version=version)
+    changes.add(session, "adapters", "wanted", record.name, tenant=record.tenant, version=version)
 
 
 # ---- taking away -----------------------------------------------------------------------------------------------------
@@ -235,7 +240,7 @@ def delete(control: Control, name: str, version: int | None) -> None:
             if record.deployed_version is None:
                 session.flush()
                 rows.remove(session, name)
-        changes.add(session, "adapters", "deleted", name, version=version)
+        changes.add(session, "adapters", "deleted", name, tenant=record.tenant, version=version)
     for number in numbers:
         shutil.rmtree(control.adapter_folder(name, number), ignore_errors=True)
 

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from core.config import Settings
+from core.control.principal import Principal, itself
 from core.telemetry.prometheus import Totals
 from core.telemetry.window import Window
+from db.audit import Actor
 from db.store import Store
 
 
 @dataclass(frozen=True)
 class Control:
-    """One per API process. `window` and `totals` fill only in the process that holds the engine link."""
+    """One per API process, which sees all; for a request `of` its principal, which sees its tenant's. `window` and
+    `totals` fill only in the process that holds the engine link."""
 
     settings: Settings
     store: Store
     window: Window = field(default_factory=Window)
     totals: Totals = field(default_factory=Totals)
+    principal: Principal = field(default_factory=itself)
+
+    def of(self, principal: Principal, actor: Actor | None = None) -> Control:
+        """The same, as the principal may see it: every query of its `store` is kept to the tenant. What is changed is
+        written to the audit log as `actor`'s."""
+        return replace(self, store=self.store.within(principal.scope, actor), principal=principal)
 
     # ---- where files lie ---------------------------------------------------------------------------------------------
 

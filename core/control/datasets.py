@@ -132,6 +132,7 @@ def upload(
             _require_name(session, name, new_version)
             record = DatasetRecord(
                 id=dataset_id,
+                tenant=control.principal.tenant,
                 name=name,
                 version=rows.last_version(session, name) + 1,
                 created_at=now(),
@@ -141,7 +142,8 @@ def upload(
                 report=report.model_dump(mode="json"),
             )
             session.add(record)
-            changes.add(session, "datasets", "uploaded", dataset_id, name=name, version=record.version)
+            words = {"name": name, "version": record.version}
+            changes.add(session, "datasets", "uploaded", dataset_id, tenant=record.tenant, **words)
             session.flush()
             return view(record)
     except BaseException:
@@ -167,6 +169,7 @@ def delete(control: Control, name_or_id: str) -> None:
             )
         for record in doomed:
             session.delete(record)
-            changes.add(session, "datasets", "deleted", record.id, name=record.name, version=record.version)
+            words = {"name": record.name, "version": record.version}
+            changes.add(session, "datasets", "deleted", record.id, tenant=record.tenant, **words)
     for record in doomed:
         control.dataset_file(record.id).unlink(missing_ok=True)

@@ -94,7 +94,7 @@ class Deployer:
                 record = session.get(AdapterRecord, name)
                 if record is not None:
                     record.error = schemas.ErrorDetail(code="unload_waits", message=message).model_dump()
-                    changes.add(session, "adapters", "unloading", name, message=message)
+                    changes.add(session, "adapters", "unloading", name, tenant=record.tenant, message=message)
             return
         absent = any(words in answer.text for words in _ABSENT)
         if not answer.is_error or absent:
@@ -121,13 +121,13 @@ class Deployer:
                 record.deployment = "deployed" if version is not None else "none"
             else:
                 record.deployment = "unloading" if version is not None else "loading"
-            changes.add(session, "adapters", record.deployment, name, version=version)
+            changes.add(session, "adapters", record.deployment, name, tenant=record.tenant, version=version)
 
     @staticmethod
     def _fail(session: Session, record: AdapterRecord, error: schemas.ErrorDetail) -> None:
         record.deployment = "failed"
         record.error = error.model_dump()
-        changes.add(session, "adapters", "failed", record.name, message=error.message)
+        changes.add(session, "adapters", "failed", record.name, tenant=record.tenant, message=error.message)
 
     @staticmethod
     def _refusal(what: str, name: str, answer: httpx.Response) -> schemas.ErrorDetail:

@@ -20,8 +20,7 @@ from pathlib import Path
 import msgspec
 from sqlalchemy.orm import Session
 
-from core.api import schemas
-from core.control import adapters, orders, progress, targets
+from core.control import adapters, notices, orders, progress, targets
 from core.control import telemetry as history
 from core.control.context import Control
 from core.control.jobs import MAX_STALLS
@@ -38,7 +37,7 @@ from core.link.messages import (
     SetTargets,
     StartJob,
     StopJob,
-    Target,
+    Stopping,
     Telemetry,
     ToEngine,
 )
@@ -47,7 +46,6 @@ from core.telemetry.window import Seconds
 from db import adapters as adapter_rows
 from db import changes, engines, leases
 from db import jobs as rows
-from db import targets as target_rows
 from db.base import now
 from db.engines import EngineRecord
 from db.jobs import IN_ENGINE, TERMINAL, JobRecord
@@ -60,7 +58,6 @@ ENGINE_LEASE = "engine"
 COMMAND_S = {"stop": 30.0, "pause": 120.0, "save": 120.0}
 STARTING_S = 900.0
 SAVING_S = 300.0
-_KEPT_NOTICES = 20
 _RELEASE_EVERY_S = 5.0
 _BUSY_PAUSE_S = 2.0
 # What a job may write; uploads have a limit of their own.
@@ -77,7 +74,7 @@ class LeaseLost(Exception):
 @dataclass
 class _Link:
     """What is known of the engine. `holding`: the (job, token) it works on; `heard`: monotonic seconds; `connected`: it
-    has reported to this process; `lost`: it has been given up on."""
+    has reported to this process; `lost`: it has been given up on; `stopping`: it takes no further job."""
 
     engine_id: str
     heard: float
@@ -85,6 +82,7 @@ class _Link:
     applied_version: int | None = None
     connected: bool = False
     lost: bool = False
+    stopping: bool = False
 
 
 class Dispatcher:
@@ -98,8 +96,8 @@ class Dispatcher:
         self._seconds = Seconds()
         self._done: deque[tuple[int, intervals.Interval]] = deque(maxlen=600)
         self._link: _Link | None = None
-        self._target_ms: float | None = None
-        self._sent_targets: tuple[str, int] | None = None
+        self._itl_ms: dict[str | None, float] = {}
+        self._sent_targets: tuple[str, SetTargets] | None = None
         self._sent_commands: set[tuple[str, int, str]] = set()
         self._unsent: StartJob | None = None
         self._released: dict[tuple[str, int], float] = {}
@@ -146,6 +144,8 @@ class Dispatcher:
             self._job_update(link, message)
         elif isinstance(message, EngineNotice):
             self._notice(message)
+        elif isinstance(message, Stopping):
+            link.stopping = True
         elif isinstance(message, Goodbye):
             self._goodbye(link)
 
@@ -169,7 +169,7 @@ class Dispatcher:
             record = session.get(EngineRecord, hello.engine_id)
             fresh = record is None
             if record is None:
-                record = EngineRecord(id=hello.engine_id, since=time_, notices=[])
+                record = EngineRecord(id=hello.engine_id, since=time_)
                 session.add(record)
             record.hello = msgspec.to_builtins(hello)
             record.state, record.state_since = "ready", time_
@@ -228,7 +228,7 @@ class Dispatcher:
     def _telemetry(self, link: _Link, message: Telemetry) -> None:
         if message.time > (limit := time.time()):
             message = msgspec.structs.replace(message, time=limit)
-        interval = intervals.of_message(message, self._target_ms)
+        interval = intervals.of_message(message, self._itl_ms)
         self._control.window.add(interval)
         self._control.totals.add(interval)
         if (done := self._seconds.add(interval)) is not None:
@@ -246,17 +246,9 @@ class Dispatcher:
         link.applied_version = message.targets_version
 
     def _notice(self, message: EngineNotice) -> None:
-        notice = schemas.Notice(
-            time=datetime.fromtimestamp(message.time, UTC),
-            level=message.level,
-            code=message.code,
-            message=message.message,
-        )
-        plain = notice.model_dump(mode="json")
+        time_ = datetime.fromtimestamp(min(message.time, time.time()), UTC)
         with self._write() as session:
-            record = session.get_one(EngineRecord, message.engine_id)
-            record.notices = [*record.notices, plain][-_KEPT_NOTICES:]
-            changes.add(session, "engine", "notice", message.engine_id, **plain)
+            notices.add(session, message.engine_id, message.level, message.code, message.message, time_)
             held = {(job.id, job.token) for job in rows.in_states(session, IN_ENGINE)}
         if message.code == "unknown_job" and self._link is not None and self._link.holding not in held:
             # It was told to let go of something that it does not hold after all.
@@ -329,6 +321,7 @@ class Dispatcher:
                     folder,
                     info,
                     job.adapter_name,
+                    tenant=job.tenant,
                     origin="trained",
                     job_id=job.id,
                     dataset_id=job.dataset_id,
@@ -354,26 +347,35 @@ class Dispatcher:
         if link is None or link.lost or not link.connected:
             return
         with self._control.store.read() as session:
-            in_force = target_rows.current(session)
+            wanted = targets.order(session, now())
             held = [job for job in rows.in_states(session, IN_ENGINE) if job.engine_id == link.engine_id]
             waiting = rows.next_waiting(session, MAX_STALLS)
-        self._send_targets(link, in_force)
+        self._send_targets(link, wanted)
         if self._unsent is not None and self._send(link.engine_id, self._unsent):
             self._unsent = None
         for job in held:
             self._send_command(link, job)
         if link.holding is not None and not any((job.id, job.token) == link.holding for job in held):
             self._release(link.engine_id, *link.holding)
-        elif link.holding is None and not held and waiting is not None and time.monotonic() >= self._not_before:
+        elif self._takes_jobs(link, held) and waiting is not None:
             self._hand_out(link, waiting.id)
 
-    def _send_targets(self, link: _Link, record: target_rows.TargetsRecord | None) -> None:
-        self._target_ms = targets.tightest_itl_ms(record)
-        if record is None or self._sent_targets == (link.engine_id, record.version):
+    def _takes_jobs(self, link: _Link, held: list[JobRecord]) -> bool:
+        return link.holding is None and not held and not link.stopping and time.monotonic() >= self._not_before
+
+    def _send_targets(self, link: _Link, wanted: targets.Order | None) -> None:
+        """Targets are sent anew when someone set others, and when a window opened or closed."""
+        self._itl_ms = targets.tightest_itl_ms(wanted.in_force) if wanted is not None else {}
+        if wanted is None or self._sent_targets == (link.engine_id, wanted.message):
             return
-        message = SetTargets(version=record.version, targets=tuple(Target(**target) for target in record.targets))
-        if self._send(link.engine_id, message):
-            self._sent_targets = (link.engine_id, record.version)
+        before = self._sent_targets
+        if not self._send(link.engine_id, wanted.message):
+            return
+        self._sent_targets = (link.engine_id, wanted.message)
+        if before is not None and before[0] == link.engine_id and before[1].targets != wanted.message.targets:
+            with self._write() as session:
+                notices.add(session, link.engine_id, "info", "targets", targets.told(wanted), now())
+                changes.add(session, "targets", "in_force", str(wanted.message.version))
 
     def _send_command(self, link: _Link, job: JobRecord) -> None:
         if job.command is None or job.token is None or self._unsent is not None:

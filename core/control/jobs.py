@@ -26,6 +26,7 @@ from db.base import now
 from db.datasets import DatasetRecord
 from db.engines import EngineRecord
 from db.jobs import IN_ENGINE, TERMINAL, JobRecord
+from db.scope import home, sees
 
 DEFAULT_EPOCHS = 3.0
 # A job that was interrupted this often in a row without a new checkpoint is not resumed by itself any more.
@@ -83,9 +84,10 @@ def views(session: Session, records: Iterable[JobRecord]) -> list[schemas.Job]:
 
 def _waiting_reasons(session: Session) -> dict[str, str]:
     """Of every job that has not ended and does not move."""
-    waiting = job_rows.in_states(session, ("queued", "interrupted", "paused", "saving", "running"))
+    waiting = job_rows.in_states(session, ("queued", "interrupted", "paused", "saving", "running"), everyones=True)
     engine = engines.known(session)
-    busy = next(iter(job_rows.in_states(session, IN_ENGINE)), None)
+    held = next(iter(job_rows.in_states(session, IN_ENGINE, everyones=True)), None)
+    busy = None if held is None else _busy(session, held)
     reasons: dict[str, str] = {}
     position = 0
     for job in waiting:
@@ -108,13 +110,19 @@ def _waiting_reasons(session: Session) -> dict[str, str]:
     return reasons
 
 
-def _queue_reason(engine: EngineRecord | None, busy: JobRecord | None, position: int) -> str:
+def _busy(session: Session, job: JobRecord) -> str:
+    """What the engine does for a job, in words that tell nothing of another tenant's."""
+    shown = f"job {job.id} ({job.name})" if sees(session, job.tenant) else "a job of another tenant"
+    return f"{shown} is {job.state}"
+
+
+def _queue_reason(engine: EngineRecord | None, busy: str | None, position: int) -> str:
     if engine is None or engine.state == "gone":
         return f"no engine is connected (number {position} in the queue)"
     if engine.state == "lost":
         return f"the engine does not answer (number {position} in the queue)"
     if busy is not None:
-        return f"job {busy.id} ({busy.name}) is {busy.state}; one job runs at a time (number {position} in the queue)"
+        return f"{busy}; one job runs at a time (number {position} in the queue)"
     if position == 1:
         return "it is next and starts within a moment"
     return f"jobs of a higher priority, or older, come first (number {position} in the queue)"
@@ -137,7 +145,7 @@ def submit(control: Control, body: schemas.JobCreate, key: str | None) -> tuple[
     """
     fingerprint = hashlib.sha256(json.dumps(body.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
     with control.store.read() as session:
-        if (earlier := _earlier(session, key, fingerprint)) is not None:
+        if (earlier := _earlier(control, session, key, fingerprint)) is not None:
             return earlier, False
         dataset = _dataset(session, body)
         model = engines.model_path(session, control.settings)
@@ -145,7 +153,7 @@ def submit(control: Control, body: schemas.JobCreate, key: str | None) -> tuple[
     _check_lengths(control, dataset, model, spec)
     with control.store.write() as session:
         # Everything that may have changed since it was read is looked at again where it cannot change any more.
-        if (earlier := _earlier(session, key, fingerprint)) is not None:
+        if (earlier := _earlier(control, session, key, fingerprint)) is not None:
             return earlier, False
         dataset = _dataset(session, body)
         engine = engines.known(session)
@@ -155,6 +163,7 @@ def submit(control: Control, body: schemas.JobCreate, key: str | None) -> tuple[
         time = now()
         job = JobRecord(
             id=new_id("job"),
+            tenant=control.principal.tenant,
             name=body.name or f"{body.adapter_name} on {dataset.name}"[:120],
             state="queued",
             spec=spec.model_dump(mode="json"),
@@ -172,16 +181,21 @@ def submit(control: Control, body: schemas.JobCreate, key: str | None) -> tuple[
         session.add(
             job_rows.JobEventRecord(job_id=job.id, time=time, kind="submitted", to_state="queued", message="submitted")
         )
-        changes.add(session, "jobs", "submitted", job.id, state="queued")
+        changes.add(session, "jobs", "submitted", job.id, tenant=job.tenant, state="queued")
         if key is not None:
-            record = idempotency.IdempotencyRecord(key=key, fingerprint=fingerprint, job_id=job.id, created_at=time)
-            session.add(record)
+            session.add(
+                idempotency.IdempotencyRecord(
+                    tenant=job.tenant, key=key, fingerprint=fingerprint, job_id=job.id, created_at=time
+                )
+            )
         session.flush()
         return views(session, [job])[0], True
 
 
-def _earlier(session: Session, key: str | None, fingerprint: str) -> schemas.Job | None:
-    record = session.get(idempotency.IdempotencyRecord, key) if key is not None else None
+def _earlier(control: Control, session: Session, key: str | None, fingerprint: str) -> schemas.Job | None:
+    if key is None:
+        return None
+    record = session.get(idempotency.IdempotencyRecord, (control.principal.tenant, key))
     if record is None:
         return None
     if record.fingerprint != fingerprint:
@@ -319,6 +333,13 @@ def _check_engine(body: schemas.JobCreate, engine: EngineRecord | None) -> None:
 
 def _check_output(session: Session, body: schemas.JobCreate) -> None:
     other = job_rows.open_with_output(session, body.adapter_name)
+    if adapter_rows.taken(session, body.adapter_name) or (other is not None and other.tenant != home(session)):
+        raise Conflict(
+            "name_taken",
+            f"the name {body.adapter_name} is taken: the engine serves every tenant, so a name is one tenant's only; "
+            "give another adapter_name",
+            "adapter_name",
+        )
     if other is not None:
         raise Conflict(
             "adapter_name_busy",
@@ -392,7 +413,7 @@ def update(control: Control, job_id: str, patch: schemas.JobPatch) -> schemas.Jo
             job.priority = patch.priority
         if patch.name is not None:
             job.name = patch.name
-            changes.add(session, "jobs", "renamed", job.id, state=job.state)
+            changes.add(session, "jobs", "renamed", job.id, tenant=job.tenant, state=job.state)
         session.flush()
         return views(session, [job])[0]
 

@@ -52,7 +52,7 @@ def transition(session: Session, job: JobRecord, state: str, kind: str, message:
     if state not in ("starting", "running", "saving", "interrupted"):
         # No engine holds it any more: what one might still say is stale.
         job.token = job.engine_id = None
-    changes.add(session, "jobs", kind, job.id, state=state)
+    changes.add(session, "jobs", kind, job.id, tenant=job.tenant, state=state)
 
 
 def remark(session: Session, job: JobRecord, kind: str, message: str) -> None:
@@ -60,4 +60,4 @@ def remark(session: Session, job: JobRecord, kind: str, message: str) -> None:
     time = now()
     session.add(JobEventRecord(job_id=job.id, time=time, kind=kind, token=job.token, message=message))
     session.add(JobLogRecord(job_id=job.id, time=time, message=message))
-    changes.add(session, "jobs", kind, job.id, state=job.state)
+    changes.add(session, "jobs", kind, job.id, tenant=job.tenant, state=job.state)

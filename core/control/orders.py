@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from sqlalchemy.orm import Session
@@ -34,6 +35,7 @@ def spec(control: Control, session: Session, job: JobRecord) -> JobSpec:
     assert body.micro_batch_tokens is not None and body.sequence_length is not None
     return JobSpec(
         job_id=job.id,
+        tenant=job.tenant,
         dataset_path=str(path),
         adapter_name=job.adapter_name,
         output_dir=str(control.job_folder(job.id)),
@@ -53,8 +55,20 @@ def spec(control: Control, session: Session, job: JobRecord) -> JobSpec:
         evaluation_fraction=body.evaluation_fraction,
         evaluate_every=body.evaluate_every,
         checkpoint_every=body.checkpoint_every,
+        patience=body.patience,
+        keep_best=body.keep_best,
+        sample=bool(body.sample_prompts),
         priority=job.priority,
     )
+
+
+def adapter_folder(job_folder: Path, checkpoint: Path, keep_best: bool) -> Path:
+    """The adapter of a checkpoint; with `keep_best` that of the best evaluation until then, if there was one."""
+    if keep_best:
+        best = json.loads((checkpoint / "state.json").read_bytes()).get("best_step")
+        if best is not None:
+            return job_folder / "evaluated" / f"step-{best:08d}"
+    return checkpoint / "adapter"
 
 
 def newest_checkpoint(job_folder: Path, recorded: str | None) -> Path | None:

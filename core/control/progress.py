@@ -13,6 +13,7 @@ from core.control.lifecycle import remark, transition
 from core.link.messages import JobUpdate
 from db import changes
 from db import jobs as rows
+from db import samples
 from db.jobs import JobRecord
 
 # The code of a job that an engine did not take because it still holds another.
@@ -31,10 +32,15 @@ def apply(session: Session, job: JobRecord, update: JobUpdate) -> None:
             _metric(session, job, update, time_)
         case "log":
             session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=update.message or ""))
-            changes.add(session, "jobs", "log", job.id, state=job.state)
+            changes.add(session, "jobs", "log", job.id, tenant=job.tenant, state=job.state)
         case "checkpoint":
             _checkpointed(job, update)
             remark(session, job, "checkpoint", f"checkpoint at step {update.step}")
+        case "evaluated":
+            if job.spec["sample_prompts"]:
+                job.sample_step, job.sample_path = update.step, update.path
+        case "stopped_early":
+            remark(session, job, "stopped_early", update.message or f"stopped early at step {update.step}")
         case "saving":
             if job.state != "saving":
                 transition(session, job, "saving", "saving", f"saving the adapter at step {update.step}")
@@ -61,6 +67,7 @@ def _started(session: Session, job: JobRecord, update: JobUpdate) -> None:
         # What was done after the checkpoint is done again.
         job.step = update.step
         rows.drop_metrics_after(session, job.id, update.step)
+        samples.drop_after(session, job.id, update.step)
     if job.state == "starting":
         again = f" from step {update.step}" if update.step else ""
         transition(session, job, "running", "running", f"the engine runs it{again}")
@@ -74,11 +81,13 @@ def _metric(session: Session, job: JobRecord, update: JobUpdate, time_: datetime
     if update.loss is not None:
         job.loss = update.loss
         job.first_loss = update.loss if job.first_loss is None or update.step <= 1 else job.first_loss
-    job.eval_loss = update.eval_loss if update.eval_loss is not None else job.eval_loss
+    if update.eval_loss is not None:
+        job.eval_loss, job.best_step, job.best_loss = update.eval_loss, update.best_step, update.best_loss
     job.epoch = update.epoch if update.epoch is not None else job.epoch
     job.tokens = update.tokens if update.tokens is not None else job.tokens
     session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=_log_line(job, update)))
-    changes.add(session, "jobs", "metric", job.id, state=job.state, step=update.step, loss=update.loss)
+    figures = {"state": job.state, "step": update.step, "loss": update.loss}
+    changes.add(session, "jobs", "metric", job.id, tenant=job.tenant, **figures)
 
 
 def _checkpointed(job: JobRecord, update: JobUpdate) -> None:
