@@ -13,7 +13,8 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from core.api import schemas
-from core.client.files import Counted, Progress, name_of, opened
+from core.api.names import name_of
+from core.client.files import Counted, Progress, opened
 from core.client.rows import Rows
 from core.client.steps import Steps, ask, ask_rows, call, exchange
 from core.errors import Conflict, Invalid, TooLarge

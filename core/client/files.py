@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from typing import BinaryIO
 from core.errors import Invalid, NotFound
 
 Progress = Callable[[int, int], None]
-_ENDINGS = r"\.(jsonl?|csv|tsv|txt|parquet|arrow|gz|zst|zip|tar|tgz|safetensors)$"
 
 
 class Counted:
@@ -60,14 +58,3 @@ def opened(
                 if member.is_file():
                     archive.write(member, member.name)
         yield file, f"{filename or path.resolve().name}.zip"
-
-
-def name_of(label: str) -> str:
-    """A name that the API takes, from a file's: its stem in lower case, other signs as dashes."""
-    stem = Path(label).name
-    while (shorter := re.sub(_ENDINGS, "", stem)) != stem:
-        stem = shorter
-    name = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:63]
-    if not name:
-        raise Invalid("name_missing", f"no name can be made of the file name {label!r}; give one", "name")
-    return name
