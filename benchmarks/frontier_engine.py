@@ -13,10 +13,10 @@ from statistics import median
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
 from benchmarks.frontier import PROMPT, SKIP, Point, point_of
+from core.finetune.random_work import RandomWork
 from core.partition import green
 from core.policy import bind
 from core.policy.types import WHOLE, JobView, Layout, StepPlan, StepState, TaskletKind
@@ -29,40 +29,17 @@ from core.serving.layouts import DecodeLayouts
 _AHEAD = 64
 
 
-class Feed:
-    """Endless random micro-batches for the captured trainer; what it trained is counted by `tokens`."""
+def feed_of(model: Any, model_path: Path, partitions: Any, tokens: int, rank: int) -> RandomWork:
+    """Endless random micro-batches; what they trained is counted by `Bench.tokens`."""
+    from core.finetune.captured import CapturedTrainer, Slot
+    from core.finetune.fused import FusedWeights
+    from core.finetune.views import shared_model
 
-    def __init__(self, model: Any, model_path: Path, partitions: Any, tokens: int, rank: int) -> None:
-        from core.finetune.captured import CapturedTrainer, Slot
-        from core.finetune.fused import FusedWeights
-        from core.finetune.views import shared_model
-
-        weights = FusedWeights.of(model, shared_model(model, model_path))
-        self.streams = list(dict.fromkeys(part.finetune for part in partitions.parts))
-        self._at = {part.layout: self.streams.index(part.finetune) for part in partitions.parts}
-        self._trainer = CapturedTrainer(weights, Slot(rank, tokens), self.streams)
-        self._trainer.load_job(_fresh_lora(weights, rank), scaling=2.0, weight_decay=0.0, max_grad_norm=1.0)
-        self._batch = _micro_batch(tokens, weights.shape.vocabulary)
-        self.micro_batch_tokens = tokens
-        self._load()
-
-    def _load(self) -> None:
-        self.kinds: tuple[TaskletKind, ...] = tuple(self._trainer.load_step([self._batch], learning_rate=1e-5))
-        self._next = 0
-
-    def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
-        return self.kinds[self._next : self._next + count]
-
-    def launch(self, layout: Layout) -> TaskletKind:
-        kind = self.kinds[self._next]
-        self._trainer.launch(self._at[layout], self._next)
-        self._next += 1
-        if self._next == len(self.kinds):
-            self._load()
-        return kind
-
-    def losses(self) -> list[float]:
-        return [result.loss for result in self._trainer.results()]
+    weights = FusedWeights.of(model, shared_model(model, model_path))
+    streams = list(dict.fromkeys(part.finetune for part in partitions.parts))
+    trainer = CapturedTrainer(weights, Slot(rank, tokens), streams)
+    places = {part.layout: streams.index(part.finetune) for part in partitions.parts}
+    return RandomWork(trainer, places, weights.shape.vocabulary, _fresh_lora(weights, rank))
 
 
 class Bench:
@@ -83,7 +60,8 @@ class Bench:
         free = torch.cuda.mem_get_info()[0]
         with torch.inference_mode(False), torch.enable_grad():
             model = scheduler.tp_worker.model_runner.model
-            self.feed = Feed(model, folder / "model", self.partitions, options["micro_batch_tokens"], options["rank"])
+            tokens, rank = options["micro_batch_tokens"], options["rank"]
+            self.feed = feed_of(model, folder / "model", self.partitions, tokens, rank)
         self._kind_ms: dict[tuple[Layout, TaskletKind], float] = {}
         self.executor = Executor(
             scheduler.forward_stream,
@@ -338,21 +316,3 @@ def _fresh_lora(weights: Any, rank: int) -> dict[str, torch.Tensor]:
         name: torch.randn(place.shape, generator=generator) * (place.shape[1] ** -0.5) if "lora_A" in name else place
         for name, place in state.named(state.masters)
     }
-
-
-def _micro_batch(tokens: int, vocabulary: int) -> Any:
-    """Four rows of equal length, every position trained."""
-    from core.intake.packing import MicroBatch
-
-    row = tokens // 4
-    ids = np.random.default_rng(0).integers(5, vocabulary - 5, tokens)
-    labels = np.append(ids[1:], -100)
-    labels[row - 1 :: row] = -100
-    return MicroBatch(
-        ids=ids.astype(np.int64),
-        labels=labels.astype(np.int64),
-        positions=np.tile(np.arange(row), 4).astype(np.int64),
-        segments=np.repeat(np.arange(4), row).astype(np.int32),
-        tokens=tokens,
-        trained=int((labels >= 0).sum()),
-    )

@@ -3,9 +3,9 @@
     python -m benchmarks.policies --traces DIR [--part probe --part table ...] [--scale 1.0] [--out FILE]
 
 DIR holds azure_conv.csv, azure_code.csv (Azure LLM inference trace 2023) and mooncake_conversation_trace.jsonl. Parts:
-probe (the simulator against measurement), speed (an hour of azure_conv), table (policies × targets), headline (Harli's
-claim on the Ada6000 model), questions (what the paper leaves open). All parts take about half an hour on one core;
---scale 0.1 takes a tenth of the simulated time, for a look.
+probe and measured (the simulator against measurement), speed (an hour of azure_conv), table (policies × targets),
+headline (Harli's claim on the Ada6000 model), questions (what the paper leaves open). All parts take about half an hour
+on one core; --scale 0.1 takes a tenth of the simulated time, for a look.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.page import fill
 from benchmarks.policy_bench import FILES, POLICIES, TARGETS, WINDOW_S, Bench, knobs_of, merit, short
-from benchmarks.policy_page import fill
+from benchmarks.policy_measured import measured
+from benchmarks.policy_page import PAGE, figures
 from benchmarks.policy_questions import headline, questions
 from benchmarks.record import RESULTS, provenance
 from core.policy import bind
@@ -132,7 +134,8 @@ def speed(bench: Bench, say: Callable[[str], None]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parts: dict[str, Callable[[Bench, Callable[[str], None]], dict[str, Any]]] = {
-        "probe": probe, "speed": speed, "table": table, "headline": headline, "questions": questions
+        "probe": probe, "measured": measured, "speed": speed, "table": table, "headline": headline,
+        "questions": questions,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, required=True, help="folder with the three trace files")
@@ -149,9 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results["rows"] = answer.pop("rows")
         results[name] = answer | made(name, given.scale, time.perf_counter() - began)
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(_lines(results))
+        given.out.write_text(_lines(results | provenance("harli", "numpy")))
     if given.out == RESULTS / "policies.json":
-        fill(results)
+        fill(PAGE, figures(results))
     print(json.dumps(results.get("table", {}), indent=1))
 
 

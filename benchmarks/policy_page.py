@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
+from benchmarks.page import DOCS, table
 from benchmarks.policy_bench import POLICIES
 
-PAGE = Path(__file__).parent.parent / "docs" / "policies.md"
+PAGE = DOCS / "policies.md"
 
 
-def fill(results: dict[str, Any], page: Path = PAGE) -> None:
-    """Put each table between ``<!-- NAME -->`` and ``<!-- /NAME -->``, as far as there are results for it."""
-    text = page.read_text()
-    for name, (part, make) in TABLES.items():
-        if part in results:
-            start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-            before, after = text.index(start) + len(start), text.index(end)
-            text = text[:before] + make(results) + "\n" + text[after:]
-    page.write_text(text)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+def figures(results: dict[str, Any]) -> dict[str, str]:
+    """The page's tables by name, as far as there are results for them."""
+    return {name: make(results) for name, (part, make) in TABLES.items() if part in results}
 
 
 def _policies(results: dict[str, Any]) -> str:
@@ -39,7 +28,7 @@ def _policies(results: dict[str, Any]) -> str:
         ratio = f"{ours['finetune_tokens_s'] / best:.2f}" if best else "–"
         target = f"{x:g} × = {ours['target_ms']:g}"
         rows.append([f"{trace}, {device}", target, *(_tokens(of[name]) for name in shown), ratio])
-    return _table(["trace, device", "target ms", *shown, "hybrid ÷ best other"], rows)
+    return table(["trace, device", "target ms", *shown, "hybrid ÷ best other"], rows)
 
 
 def _tokens(row: dict[str, Any]) -> str:
@@ -59,7 +48,7 @@ def _latencies(results: dict[str, Any]) -> str:
     ]  # fmt: skip
     head = ["trace, device", "target ms", "ITL p50 / p99", "TPOT p50 / p99", "wait p99", "attained", "steps over",
             "bound missed", "of exclusive"]  # fmt: skip
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _probe(results: dict[str, Any]) -> str:
@@ -69,7 +58,27 @@ def _probe(results: dict[str, Any]) -> str:
         for r in results["probe"]["worst"]
     ]  # fmt: skip
     head = ["batch", "decode SMs", "target ms", "p50 ms", "simulated", "tokens/s", "simulated", "error"]
-    return _table(head, rows)
+    return table(head, rows)
+
+
+def _measured(results: dict[str, Any]) -> str:
+    rows = [
+        [r["batch"], f"{r['target_ms']:g}", r["policy"], f"{r['p50_ms']:.1f} / {r['p99_ms']:.1f}",
+         f"{r['simulated_p50_ms']:.1f} / {r['simulated_p99_ms']:.1f}", f"{r['tokens_s']:,}",
+         f"{r['simulated_tokens_s']:,}"]
+        for r in results["measured"]["rows"]
+    ]  # fmt: skip
+    head = ["batch", "target ms", "policy", "gap p50 / p99, H200", "simulated", "tokens/s, H200", "simulated"]
+    return table(head, rows)
+
+
+def _measured_errors(results: dict[str, Any]) -> str:
+    found = results["measured"]
+    return (
+        f"Over these {len(found['rows'])} cells the simulated finetune throughput is off by "
+        f"{100 * found['tokens_error_median']:.0f} % at the median, the median gap by "
+        f"{100 * found['p50_error_median']:.0f} %; {found['within_15_percent']} cells are within 15 % in both."
+    )
 
 
 def _headline(results: dict[str, Any]) -> str:
@@ -80,7 +89,7 @@ def _headline(results: dict[str, Any]) -> str:
         [c["finetune_speed"], gain(c["over_two_gpus"]), gain(c["hybrid_over_two_gpus"]), gain(c["over_static"])]
         for c in results["headline"]["curves"]
     ]
-    return _table(["assumed finetune speed", "harli over two GPUs", "hybrid over two GPUs", "harli over static"], rows)
+    return table(["assumed finetune speed", "harli over two GPUs", "hybrid over two GPUs", "harli over static"], rows)
 
 
 def _question(name: str) -> Callable[[dict[str, Any]], str]:
@@ -88,7 +97,7 @@ def _question(name: str) -> Callable[[dict[str, Any]], str]:
         found: list[dict[str, Any]] = results["questions"][name]
         flat = [{k: v for k, v in row.items() if not isinstance(v, dict)} | _spread(row) for row in found]
         head = [key.replace("_", " ") for key in flat[0]]
-        return _table(head, [[_cell(value) for value in row.values()] for row in flat])
+        return table(head, [[_cell(value) for value in row.values()] for row in flat])
 
     return make
 
@@ -113,6 +122,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "policies": ("rows", _policies),
     "latencies": ("rows", _latencies),
     "probe": ("probe", _probe),
+    "measured": ("measured", _measured),
+    "measured_errors": ("measured", _measured_errors),
     "headline": ("headline", _headline),
     **{name: ("questions", _question(name)) for name in QUESTIONS},
 }

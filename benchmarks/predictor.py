@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.page import fill
+from benchmarks.predictor_page import PAGE, figures
 from benchmarks.record import RESULTS, provenance
 from core.policy import POLICIES, bind
 from core.policy.bound import BoundPolicy
@@ -364,7 +366,17 @@ def cost(trace: Sequence[Arrival], say: Say) -> dict[str, Any]:
     return answer
 
 
-PARTS = ("fit", "measuring", "stable", "drift", "broken", "cost")
+PARTS: dict[str, Callable[[Any, Say], Any]] = {
+    "fit": fit, "measuring": measuring, "stable": stable, "drift": drift, "broken": broken, "cost": cost
+}  # fmt: skip
+OF_GRID = ("fit", "measuring")  # the others are of the trace
+HEAD = {
+    "median_error": ("fit", "two_stage", "median_error"),
+    "p99_error": ("fit", "two_stage", "p99_error"),
+    "miss_rate": ("stable", "miss_rate"),
+    "recovery_steps": ("drift", "recovery_steps"),
+    "plan_us": ("cost", "hybrid", "median_us"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -372,7 +384,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grid", type=Path, required=True)
     parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--part", choices=list(PARTS), action="append")
     parser.add_argument("--out", type=Path, default=RESULTS / "predictor.json")
     given = parser.parse_args(arguments)
 
@@ -382,29 +394,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     body: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {}
     grid, trace = read_grid(given.grid), read_trace(given.traces / "azure_conv.csv")
     for name in given.part or PARTS:
-        of = grid if name in ("fit", "measuring") else trace
-        body[name] = {
-            "fit": fit, "measuring": measuring, "stable": stable, "drift": drift, "broken": broken, "cost": cost,
-        }[name](of, say)  # type: ignore[operator]  # fmt: skip
-    picked = {
-        "median_error": ("fit", "two_stage", "median_error"),
-        "p99_error": ("fit", "two_stage", "p99_error"),
-        "miss_rate": ("stable", "miss_rate"),
-        "recovery_steps": ("drift", "recovery_steps"),
-        "plan_us": ("cost", "hybrid", "median_us"),
-    }
-    head: dict[str, Any] = {}
-    for name, path in picked.items():
-        value: Any = body
-        for key in path:
-            value = value.get(key, {}) if isinstance(value, dict) else {}
-        if value != {}:
-            head[name] = value
-    details = {name: body[name] for name in PARTS if name in body}
+        began = time.perf_counter()
+        answer = PARTS[name](grid if name in OF_GRID else trace, say)
+        made = provenance("numpy", "scikit-learn") | {"seconds": round(time.perf_counter() - began)}
+        body[name] = (answer if isinstance(answer, dict) else {"rows": answer}) | {"made": made}
+    head = {name: _at(body, path) for name, path in HEAD.items() if path[0] in body}
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    written = head | details | {"provenance": provenance("numpy", "scikit-learn")}
+    written = head | provenance("numpy", "scikit-learn") | {name: body[name] for name in PARTS if name in body}
     given.out.write_text(json.dumps(written, indent=2) + "\n")
+    if given.out == RESULTS / "predictor.json" and all(name in written for name in PARTS):
+        fill(PAGE, figures(written))
     print(json.dumps(head, indent=2))
+
+
+def _at(body: Any, path: Sequence[str]) -> Any:
+    return _at(body[path[0]], path[1:]) if path else body
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def provenance(*packages: str) -> dict[str, Any]:
-    """Machine, versions of `packages`, date and the command that runs now."""
+    """Machine, versions of `packages`, date and the command that runs now, without the machine's own folders."""
     versions = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -26,8 +27,14 @@ def provenance(*packages: str) -> dict[str, Any]:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": versions,
         "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "-m", __name__.split(".")[0] + "." + Path(sys.argv[0]).stem, *sys.argv[1:]]),
+        "command": command(Path(sys.argv[0]).stem, sys.argv[1:]),
     }
+
+
+def command(program: str, arguments: Sequence[str]) -> str:
+    """The command line of a program in this folder; an absolute path is told by its file's name, a folder as DIR."""
+    shown = [(Path(one).name if Path(one).suffix else "DIR") if Path(one).is_absolute() else one for one in arguments]
+    return " ".join(["python", "-m", f"{__name__.split('.', maxsplit=1)[0]}.{program}", *shown])
 
 
 def write(name: str, body: dict[str, Any]) -> Path:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 
 from core.errors import HarliError
-from core.finetune.fused import FusedStep, FusedWeights, LoraState, Work, pack_inputs
+from core.finetune.fused import FusedStep, FusedWeights, LoraState, Shape, Work, pack_inputs
 from core.intake.packing import MicroBatch
 from core.policy.types import TaskletKind
 
@@ -161,6 +161,16 @@ class CapturedTrainer:
                 graphs[work] = graph
         torch.cuda.current_stream(self._device).wait_stream(stream)
         return graphs
+
+    @property
+    def shape(self) -> Shape:
+        """Of the model."""
+        return self._fused.weights.shape
+
+    @property
+    def heads(self) -> int:
+        """Tasklets of the head of a micro-batch that is trained in all positions."""
+        return sum(work.name == "head" for work in self._fused.every_work())
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 

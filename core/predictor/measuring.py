@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.policy.types import Layout
+from core.policy.types import WHOLE, Layout
 from core.predictor.residual import likeness
 from core.predictor.sizes import Array, Sizes, sizes_of
 
 _COMMON, _OWN = 0.5, 0.15  # relative errors of stage 1's coefficients before any measurement
 _PHI_COMMON, _PHI_OWN = 0.3, 0.08  # and of 1 + φ
 _SPREAD, _NOISE = 0.04, 0.01  # of what the model leaves over, and of one measurement
+_SHORTEST = 256  # tokens of the shortest request that is measured
 _TYPICAL = 5.0, 0.012, 3e-5  # ms: constant, per request, per KV token, on the whole device
 
 
@@ -62,6 +63,34 @@ def measuring_plan(sizes: Sequence[Size], sms: int, *, tolerance: float = 0.02, 
         column = unknown[:, at].copy()
         unknown -= np.outer(column, column) / (column[at] + _NOISE**2)
     return plan
+
+
+def batches_to_measure(
+    captured: Sequence[int], max_context: int, max_kv_tokens: int, sms: int, *, most: int = 8
+) -> list[tuple[int, int]]:
+    """(requests, tokens of each) of the batches to decode when every layout is measured with each, the best first.
+
+    The largest batch, the longest request and the most KV tokens are among the first, since nothing is promised beyond
+    them; which others, and in which order, is what `measuring_plan` says of the whole device.
+    """
+    largest = max(captured)
+    wanted = (1, largest / 8, largest / 3, largest)
+    batches = sorted({min(size for size in captured if size >= least) for least in wanted})
+    longest = min(max_context, max_kv_tokens)
+    if longest < 1:
+        return []
+    shortest = min(_SHORTEST, longest)
+    contexts = sorted({round(shortest * (longest / shortest) ** (n / 3)) for n in range(4)})
+    sizes = measurable((WHOLE,), batches, contexts, max_kv_tokens)
+    if not sizes:
+        return []
+    edges = [
+        max(sizes, key=lambda size: (size.batch * size.context, size.batch)),
+        max(sizes, key=lambda size: (size.batch, size.context)),
+        max(sizes, key=lambda size: (size.context, size.batch)),
+    ]
+    plan = [*edges, *measuring_plan(sizes, sms, tolerance=0.0, most=len(sizes))]
+    return [(size.batch, size.context) for size in dict.fromkeys(plan)][:most]
 
 
 def _covariance(sizes: Sizes) -> Array:

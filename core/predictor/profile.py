@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -56,15 +57,27 @@ class TaskletPoint(_Record):
     p99_ms: Positive
 
 
+class MicroBatch(_Record):
+    """What the measured tasklets are of: tokens and LoRA rank of a micro-batch, and how many tasklets its forward (as
+    its backward) and its head are cut into."""
+
+    tokens: int = Field(gt=0)
+    rank: int = Field(gt=0)
+    layers: int = Field(gt=0)
+    heads: int = Field(gt=0)
+
+
 class Profile(_Record):
     """captured: batch sizes that have a decode graph; kv_heads: thread blocks per request in decode attention, which
-    says in how many waves they run on a part of the SMs; measured: date and program, for people."""
+    says in how many waves they run on a part of the SMs; micro_batch: None where it is not known; measured: date and
+    program, for people."""
 
     machine: Machine
     captured: tuple[int, ...] = Field(min_length=1)
     kv_heads: int = Field(gt=0)
     points: tuple[Point, ...] = Field(min_length=1)
     tasklets: tuple[TaskletPoint, ...] = ()
+    micro_batch: MicroBatch | None = None
     measured: str = ""
 
     @model_validator(mode="after")
@@ -72,6 +85,18 @@ class Profile(_Record):
         if not any(point.layout.kind == "whole" and point.beside is None for point in self.points):
             raise ValueError("no point of layout 'whole' alone; every profile needs some")
         return self
+
+
+def lacks(profile: Profile, layouts: Sequence[Layout], captured: Sequence[int], micro_batch: MicroBatch) -> str:
+    """What an engine has that the profile of its machine was taken without; empty when it has everything."""
+    missing = [str(layout) for layout in layouts if layout not in {point.layout for point in profile.points}]
+    if missing:
+        return f"layouts {', '.join(missing)}"
+    if max(captured) > max(profile.captured):
+        return f"batches of {max(captured)} (it goes to {max(profile.captured)})"
+    if profile.micro_batch != micro_batch:
+        return f"micro-batches of {micro_batch.tokens} tokens at rank {micro_batch.rank}"
+    return ""
 
 
 def cache_key(machine: Machine) -> str:

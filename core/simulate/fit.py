@@ -233,8 +233,7 @@ def a100(like: DeviceProfile) -> DeviceProfile:
                     "decode_sms": sms - finetune if part.kind == "split" else 0,
                     "alone_ms": slower(part.alone_ms),
                     "beside_ms": part.beside_ms and slower(part.beside_ms),
-                    "shorter": "backward of 32 layers over 64 to 2,048 tokens",
-            "sharing": None,
+                    "sharing": None,
                 }
             )
         )

@@ -69,9 +69,10 @@ def device_of(
 ) -> DeviceProfile:
     """A simulated device from a measured profile.
 
-    The profile has no prefill, noise shape or memory: prefill is taken at the forward tasklets' speed, the noise and
-    the pages per micro-batch token are those of `like`. A layout without points beside finetuning is left out.
-    Errors: `Invalid` when the profile has no tasklets on the whole device.
+    layers, micro_batch_tokens: used where the profile does not say what its micro-batch was. It has no prefill, noise
+    shape or memory: prefill is taken at the forward tasklets' speed, the noise and the pages per micro-batch token are
+    those of `like`. A layout without points beside finetuning is left out. Errors: `Invalid` when the profile has no
+    tasklets on the whole device.
     """
     durations = {t.kind: t.ms for t in profile.tasklets if t.layout == WHOLE and not t.batch}
     missing = [kind for kind in _KINDS if kind not in durations]
@@ -112,14 +113,18 @@ def device_of(
                 speed=Surface(base=level, points=tuple((b, c, speed / level) for b, c, speed in beside)),
             )
         )  # fmt: skip
+    heads = 2 * HEAD_PARTS
+    if (known := profile.micro_batch) is not None:
+        layers, micro_batch_tokens, heads = known.layers, known.tokens, known.heads
     scale = micro_batch_tokens / like.tasklets.tokens
+    entries = max(1, round(heads / HEAD_PARTS))  # each of which is cut into so many tasklets
     return DeviceProfile(
         device=profile.machine.gpu, model=profile.machine.model, sms=profile.machine.sms, captured=profile.captured,
         arena_pages=arena_pages, kv_bytes_per_token=kv_bytes_per_token, layouts=tuple(layouts), noise=like.noise,
         prefill_ms_per_token=layers * durations["forward"] / micro_batch_tokens,
         tasklets=TaskletProfile(
             tokens=micro_batch_tokens, forward_ms=(durations["forward"],) * layers,
-            head_ms=(durations["head"],) * 2 * HEAD_PARTS, backward_ms=(durations["backward"],) * layers,
+            head_ms=(durations["head"] * heads / entries,) * entries, backward_ms=(durations["backward"],) * layers,
             optimizer_ms=durations["optimizer"], activation_pages=round(like.tasklets.activation_pages * scale),
             state_pages=like.tasklets.state_pages,
         ),
