@@ -19,35 +19,36 @@ from core.control.context import Control, new_id
 from core.errors import Invalid, TooLarge
 
 FIELD = "file"
-# What the routes say of their body: FastAPI is told nothing of it, because it would read it before the route can look
-# at the name.
-OPENAPI: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": [FIELD],
-                    "properties": {FIELD: {"type": "string", "format": "binary"}},
-                }
-            }
-        },
-    }
-}
+
+
+def form(*fields: str) -> dict[str, Any]:
+    """What a route says of its body: the file, and text fields that have to be there. FastAPI is told nothing of it,
+    because it would read it before the route can look at the name."""
+    properties: dict[str, Any] = {FIELD: {"type": "string", "format": "binary"}}
+    properties |= {name: {"type": "string"} for name in fields}
+    schema = {"type": "object", "required": [FIELD, *fields], "properties": properties}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
+OPENAPI = form()
 _FLUSH = 1 << 20
 # Room for the form's own lines around the file.
 _SLACK = 1 << 16
+# What is kept of the form's other parts: so many, so long.
+_FIELDS = 32
+_FIELD_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A whole file: where it lies for the time of the request, the name it came under, its size and SHA-256."""
+    """A whole file: where it lies for the time of the request, the name it came under, its size and SHA-256. `fields`
+    are the form's other parts, as text."""
 
     path: Path
     filename: str
     bytes: int
     sha256: str
+    fields: dict[str, str]
 
 
 @contextlib.asynccontextmanager
@@ -66,13 +67,13 @@ async def received(request: Request, control: Control) -> AsyncIterator[Upload]:
                 if form.pending >= _FLUSH:
                     await run_in_threadpool(form.flush)
             await run_in_threadpool(form.finish)
-        yield Upload(path, form.filename or "upload", form.size, form.sha256.hexdigest())
+        yield Upload(path, form.filename or "upload", form.size, form.sha256.hexdigest(), form.fields())
     finally:
         path.unlink(missing_ok=True)
 
 
 class _Form:
-    """The multipart body as it comes. Only the part called `file` is kept; others are read past."""
+    """The multipart body as it comes. The part called `file` goes to the disk; of others a short text is kept."""
 
     def __init__(self, content_type: str, file: BinaryIO, limit: int) -> None:
         kind, options = parse_options_header(content_type)
@@ -92,6 +93,8 @@ class _Form:
         self._buffer: list[bytes] = []
         self._header = (bytearray(), bytearray())
         self._inside = self._seen = self._ended = False
+        self._field: str | None = None
+        self._fields: dict[str, bytearray] = {}
         self._parser = MultipartParser(
             options[b"boundary"],
             {
@@ -120,6 +123,9 @@ class _Form:
         self._buffer.clear()
         self.pending = 0
 
+    def fields(self) -> dict[str, str]:
+        return {name: bytes(value).decode("utf-8", "replace") for name, value in self._fields.items()}
+
     def finish(self) -> None:
         if not self._ended:
             raise self._broken("it ends in the middle")
@@ -129,6 +135,7 @@ class _Form:
 
     def _begin(self) -> None:
         self._inside = False
+        self._field = None
 
     def _end(self) -> None:
         self._ended = True
@@ -141,6 +148,9 @@ class _Form:
             return
         _, options = parse_options_header(value)
         if options.get(b"name") != FIELD.encode():
+            if len(self._fields) < _FIELDS:
+                self._field = options.get(b"name", b"").decode("utf-8", "replace")[:_FIELD_BYTES]
+                self._fields[self._field] = bytearray()
             return
         if self._seen:
             raise Invalid("one_file", f"the form has the field {FIELD} twice; send one file at a time", FIELD)
@@ -148,6 +158,9 @@ class _Form:
         self.filename = Path(options.get(b"filename", b"").decode("utf-8", "replace").replace("\\", "/")).name or None
 
     def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._field is not None:
+            value = self._fields[self._field]
+            value.extend(data[start : min(end, start + _FIELD_BYTES - len(value))])
         if not self._inside:
             return
         self.size += end - start
