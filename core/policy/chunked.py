@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.policy.allowance import earned, spent
-from core.policy.fit import NO_MEMORY, blocked, fit, idle, next_slack, start_ms
-from core.policy.shares import NO_SHARES, Shares, charge, next_job
-from core.policy.types import WHOLE, Predictor, StepPlan, StepState, TaskletKind
+from core.policy import tasklet_slices
+from core.policy.allowance import spent
+from core.policy.fit import fit, next_slack, start_ms
+from core.policy.tasklet_slices import Memory, sliced
+from core.policy.types import WHOLE, JobView, Predictor, StepPlan, StepState, TaskletKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,39 +32,25 @@ class Knobs:
 KNOBS = Knobs()
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """credit: decode tokens that may still be late on purpose; shares: the tenants' accounts."""
-
-    credit: float = 0.0
-    shares: Shares = NO_SHARES
-
-
-MEMORY = Memory()
+MEMORY = tasklet_slices.MEMORY
 
 
 def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = KNOBS) -> tuple[StepPlan, Memory]:
     """As many whole phases as fit behind this step."""
-    credit = earned(memory.credit, state, knobs.allowance)
-    if reason := blocked(state, predictor):
-        return StepPlan(pause=True, reason=reason), Memory(credit, memory.shares)
-    job, shares = next_job(state, memory.shares, knobs.quantum_tokens)
-    if job is None:
-        return StepPlan(pause=True, reason=NO_MEMORY), Memory(credit, shares)
-    if not state.batch:
-        answer = idle(job, predictor, state, knobs.idle_ms)
-        return answer, Memory(credit, charge(shares, job, answer.after))
-    decode = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
-    budget = next_slack(state, start_ms(state, WHOLE) + decode) - decode
-    count, end = 0, _phase_end(job.tasklets, 0)
-    fitting, _ = fit(job, predictor, budget)
-    while count < end <= fitting:
-        count, end = end, _phase_end(job.tasklets, end)
-    if not count and budget > 0 and (left := spent(credit, state)) is not None:
-        credit, count = left, end
-    reason = f"{budget:.1f} ms of slack for chunks of {knobs.chunk_tokens} tokens"
-    answer = StepPlan(after=count, job=job.job_id, pause=not count, reason=reason)
-    return answer, Memory(credit, charge(shares, job, count))
+
+    def behind(job: JobView, credit: float) -> tuple[StepPlan, float]:
+        decode = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
+        budget = next_slack(state, start_ms(state, WHOLE) + decode) - decode
+        count, end = 0, _phase_end(job.tasklets, 0)
+        fitting, _ = fit(job, predictor, budget)
+        while count < end <= fitting:
+            count, end = end, _phase_end(job.tasklets, end)
+        if not count and budget > 0 and (left := spent(credit, state)) is not None:
+            credit, count = left, end
+        reason = f"{budget:.1f} ms of slack for chunks of {knobs.chunk_tokens} tokens"
+        return StepPlan(after=count, job=job.job_id, pause=not count, reason=reason), credit
+
+    return sliced(state, predictor, memory, knobs, behind)
 
 
 def _phase_end(kinds: tuple[TaskletKind, ...], start: int) -> int:

@@ -6,8 +6,10 @@ tasklet that is longer than that would never run; it gets its turn from an allow
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 from core.policy.allowance import earned, spent
 from core.policy.fit import NO_MEMORY, blocked, fit, idle, next_slack, start_ms
@@ -43,6 +45,34 @@ MEMORY = Memory()
 
 def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = KNOBS) -> tuple[StepPlan, Memory]:
     """The whole device's time slice behind this step; a pause with its reason when there is none to give."""
+
+    def behind(job: JobView, credit: float) -> tuple[StepPlan, float]:
+        return time_slice(state, predictor, job, credit, knobs.idle_ms)
+
+    return sliced(state, predictor, memory, knobs, behind)
+
+
+class Slicing(Protocol):
+    """Knobs of a policy that works between steps."""
+
+    @property
+    def allowance(self) -> float: ...
+
+    @property
+    def idle_ms(self) -> float: ...
+
+    @property
+    def quantum_tokens(self) -> float: ...
+
+
+def sliced(
+    state: StepState,
+    predictor: Predictor,
+    memory: Memory,
+    knobs: Slicing,
+    behind: Callable[[JobView, float], tuple[StepPlan, float]],
+) -> tuple[StepPlan, Memory]:
+    """A policy that works between steps only: `behind` plans what follows this one for a job and a credit."""
     credit = earned(memory.credit, state, knobs.allowance)
     if reason := blocked(state, predictor):
         return StepPlan(pause=True, reason=reason), Memory(credit, memory.shares)
@@ -50,7 +80,7 @@ def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = 
     if job is None:
         return StepPlan(pause=True, reason=NO_MEMORY), Memory(credit, shares)
     if state.batch:
-        answer, credit = time_slice(state, predictor, job, credit, knobs.idle_ms)
+        answer, credit = behind(job, credit)
     else:
         answer = idle(job, predictor, state, knobs.idle_ms)
     return answer, Memory(credit, charge(shares, job, answer.after))
