@@ -20,6 +20,9 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
+from core.cli_alerts import alerts as alerts_group
+from core.cli_profile import group as profile_group
+from core.cli_tenants import mount as mount_tenants
 from core.config import Settings
 from core.errors import HarliError, Invalid, NotFound
 from core.simulate import cli as simulator
@@ -54,6 +57,9 @@ for _name, _group in (("jobs", jobs), ("targets", targets), ("datasets", dataset
     app.add_typer(_group, name=_name)
 app.command()(simulator.simulate)
 app.command()(simulator.whatif)
+app.add_typer(profile_group, name="profile")
+app.add_typer(alerts_group, name="alerts")
+mount_tenants(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many, newest first.")]
@@ -371,6 +377,9 @@ def _show_targets(found: schemas.Targets, json: bool) -> None:
         printing.as_json(found)
     else:
         printing.table(found.targets, printing.TARGET_COLUMNS, "No targets.")
+        if any(target.tenant or target.windows for target in found.targets):
+            printing.say("In force now:")
+            printing.table(found.in_force, printing.IN_FORCE_COLUMNS, "None.")
         printing.say(f"version {found.version} ({found.origin}), the engine plans with {found.applied_version}")
 
 
@@ -391,28 +400,67 @@ def targets_show(json: AsJson = False) -> None:
 @targets.command("set")
 def targets_set(
     wanted: Annotated[
-        list[str], typer.Argument(metavar="KIND=MS[@QUANTILE]...", help="itl=60  tpot=80@0.95  ttft=2000")
+        list[str],
+        typer.Argument(
+            metavar="[TENANT/]KIND=MS[@QUANTILE][ WINDOW]...",
+            help="itl=60  acme/tpot=80@0.95  'itl=40 mon-fri 09:00-17:00 Europe/Berlin'",
+        ),
     ],
     version: Annotated[int | None, typer.Option(help="Refuse when the targets are no longer of this version.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Replace the targets by those given, e.g. `harli targets set itl=60 ttft=2000@0.95`."""
+    """Replace the targets by those given, e.g. `harli targets set itl=60 ttft=2000@0.95`. One with days, hours or a zone
+    counts in that part of the week and then goes before the one that always counts; one with a tenant counts for the
+    requests of that tenant's adapters."""
     parsed = [_target(text) for text in wanted]
     with connected() as client:
         _show_targets(client.set_targets(parsed, version), json)
 
 
 def _target(text: str) -> dict[str, Any]:
-    kind, equals, rest = text.partition("=")
-    number, at, quantile = rest.partition("@")
+    from core import target_text
+
     try:
-        if not equals:
-            raise ValueError
-        return {"kind": kind, "ms": float(number), **({"quantile": float(quantile)} if at else {})}
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not KIND=MS or KIND=MS@QUANTILE, as in itl=60 or ttft=2000@0.95"
-        ) from None
+        return target_text.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@targets.command("frontier")
+def targets_frontier(json: AsJson = False) -> None:
+    """Show what each ITL target would give finetuning at the present load."""
+    from core import printing
+
+    with connected() as client:
+        found = client.frontier()
+    if json:
+        printing.as_json(found)
+        return
+    if found.missing:
+        printing.say(f"No frontier: {found.missing}.")
+        return
+    shown = sorted([*found.points, *([found.now] if found.now else [])], key=lambda point: point.target_ms)
+    printing.say(f"{found.policy}, {found.batch} requests with {found.kv_tokens} KV tokens, from {found.source} figures")
+    printing.table(shown, printing.FRONTIER_COLUMNS, "No points.")
+    for note in found.notes:
+        printing.say(f"note: {note}")
+
+
+@app.command()
+def notices(
+    code: Annotated[list[str] | None, typer.Option("--code", help="guard, guard_lifted, targets ...; may repeat.")] = None,
+    limit: Limit = 50,
+    json: AsJson = False,
+) -> None:
+    """Show what the engine had to tell, newest first: the guard's reasons, fallbacks, other targets in force."""
+    from core import printing
+
+    with connected() as client:
+        items = client.notices(code or (), limit=limit).items
+    if json:
+        printing.as_json(items)
+    else:
+        printing.table(items, printing.NOTICE_COLUMNS, "No notices.")
 
 
 # ---- data sets -------------------------------------------------------------------------------------------------------
