@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.policy import POLICIES, bind
 from core.policy.shares import NO_SHARES, Shares, charge, next_job
 from core.policy.types import JobView
-from tests.policy.clockwork import KINDS, state
+from tests.policy.clockwork import KINDS, LAYOUTS, Clockwork, state
 
 QUANTUM = 1000.0
 
@@ -110,3 +112,34 @@ def test_a_job_that_does_not_fit_into_memory_lets_another_go_first() -> None:
     assert chosen is jobs[1]
     chosen, _ = next_job(state(jobs=jobs, free_pages=1), NO_SHARES, QUANTUM)
     assert chosen is None
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(POLICIES) if name != "solo"])
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.floats(0.2, 5.0), min_size=2, max_size=4), st.lists(st.booleans(), min_size=1, max_size=7))
+def test_under_every_policy_every_tenant_gets_its_share_whatever_decodes(
+    name: str, weights: list[float], idle: list[bool]
+) -> None:
+    policy, device, tokens = bind(name, quantum_tokens=QUANTUM), Clockwork(), 100.0
+    memory, at = policy.MEMORY, [0] * len(weights)
+    served = [0.0] * len(weights)
+    first = 0
+    for turn in range(1500):
+        jobs = [
+            job(f"t{n}", weight=weight, tasklets=KINDS[at[n] :], tokens_per_tasklet=tokens, boundary=at[n] == 0)
+            for n, weight in enumerate(weights)
+        ]
+        ring = (jobs[first], *(view for n, view in enumerate(jobs) if n != first))
+        batch = 0 if idle[turn % len(idle)] else 8
+        now = state(jobs=ring, batch=batch, padded=batch, slack_ms=(60.0,) if batch else (), layouts=LAYOUTS)
+        plan, memory = policy.plan(now, device, memory)
+        done = plan.beside + plan.after
+        if done:
+            first = int(str(plan.job)[1:])
+            at[first] = (at[first] + done) % len(KINDS)
+            served[first] += done * tokens
+    step = tokens * len(KINDS)
+    assert sum(served) > 10 * (QUANTUM + step)
+    rounds = [own / weight for own, weight in zip(served, weights, strict=True)]
+    for own, weight in zip(rounds, weights, strict=True):
+        assert max(rounds) - own <= 2 * QUANTUM + step / weight + step / min(weights)
