@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from app.ui.identity import require_sign_in, show_identity
 from app.ui.page import forget_faults
 from app.ui.sidebar import status
 from app.ui.theme import ICON, apply_page_style, show_brand
@@ -11,6 +12,7 @@ from app.ui.theme import ICON, apply_page_style, show_brand
 st.set_page_config(page_title="Harli", page_icon=ICON, layout="wide")
 apply_page_style()
 show_brand()
+require_sign_in()
 
 page = st.navigation(
     [
@@ -20,6 +22,8 @@ page = st.navigation(
         st.Page("views/adapters.py", title="Adapters", icon=":material/extension:"),
         st.Page("views/playground.py", title="Playground", icon=":material/forum:"),
         st.Page("views/targets.py", title="Targets", icon=":material/target:"),
+        st.Page("views/tenants.py", title="Tenants", icon=":material/group:"),
+        st.Page("views/audit.py", title="Audit", icon=":material/history:"),
     ]
 )
 if st.session_state.get("_page") != page.title:
@@ -27,4 +31,5 @@ if st.session_state.get("_page") != page.title:
     forget_faults()
 with st.sidebar:
     status()
+    show_identity()
 page.run()

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -15,6 +15,7 @@ from pydantic_settings import (
 )
 
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def _default_data_dir() -> Path:
@@ -40,6 +41,11 @@ class EngineSettings(BaseModel):
         "two steps, without SGLang's overlap scheduler; slower, and any LoRA job goes.",
     )
     partitions: int = Field(6, ge=0, le=16, description="SM splits made at the start; each takes 2 to 4 s to capture.")
+    elastic_kv: bool | None = Field(
+        None,
+        description="The KV cache shares one arena of memory with finetuning and grows and shrinks beside running "
+        "requests; None: on a CPU.",
+    )
     start_timeout_s: float = Field(600.0, gt=0)
 
 
@@ -66,6 +72,18 @@ class Settings(BaseSettings):
     console_port: int = Field(8602, ge=1, le=65535)
     link_url: str | None = Field(None, description="ZeroMQ address of the engine link; None: a socket in the data dir.")
     max_upload_mib: int = Field(1024, ge=1)
+    webhooks_to_private_addresses: bool = Field(
+        False, description="Let webhooks go to this machine and private networks, and unencrypted."
+    )
+    job_retention_days: int | None = Field(
+        None, ge=1, description="Forget jobs, with their figures, so long after their end; None: never."
+    )
+    token: SecretStr | None = Field(
+        None, description="API token that client, CLI and console show; None: the local admin's in the data directory."
+    )
+    requests_per_s: float = Field(
+        200.0, gt=0, description="Requests a second that one token may make of an API process; for a moment, twice that."
+    )
     engine: EngineSettings = EngineSettings()
     finetune: FinetuneSettings = FinetuneSettings()
 
@@ -85,6 +103,16 @@ class Settings(BaseSettings):
     def model_folder(self) -> Path:
         """The served model's folder; that of the bundled model is made at the first start."""
         return (self.engine.model or self.data_dir / "models" / BUNDLED_MODEL).expanduser().absolute()
+
+    @property
+    def token_file(self) -> Path:
+        """The local admin's token, made when the API starts on the data directory for the first time."""
+        return self.data_dir.expanduser() / "admin-token"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs of this machine reach the ports."""
+        return self.host in LOOPBACK
 
     @property
     def resolved_database_url(self) -> str:

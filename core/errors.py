@@ -47,8 +47,15 @@ class Unavailable(HarliError):
     status = 503
 
 
+class Unauthorized(HarliError):
+    """The request shows no token, or one that is not (or no longer) taken."""
+
+    status = 401
+
+
 class Forbidden(HarliError):
-    """The request comes from a place that may not make it (a page of another origin, say)."""
+    """The request comes from a place that may not make it (a page of another origin, say), or from someone who may
+    not."""
 
     status = 403
 
@@ -57,3 +64,10 @@ class TooLarge(HarliError):
     """The body is larger than the limit that the message names."""
 
     status = 413
+
+
+class TooManyRequests(HarliError):
+    """More requests than one token may make; trying again helps after `retry_after_s` seconds."""
+
+    status = 429
+    retry_after_s: float = 1.0

@@ -32,6 +32,7 @@ import psutil
 from pydantic import TypeAdapter
 
 from core.api.schemas import Part
+from core.client.token import Bearer
 from core.config import Settings
 from core.display import Display
 from core.errors import Conflict, HarliError, Unavailable
@@ -109,7 +110,7 @@ def specs(settings: Settings, *, demo: bool, console: bool) -> list[Spec]:
         Spec(
             name="engine",
             command=(*python, "core.serving"),
-            ready=lambda http: _answers(http, f"{engine}/health") and _engine_reported(http, api),
+            ready=lambda http: _answers(http, f"{engine}/health") and _engine_reported(http, api, settings.token_file),
             prepare=(*python, "core.serving.model_folder") if model_folder.location(settings) is None else None,
             url=f"{engine}/v1",
             port=("HARLI_ENGINE_PORT", settings.engine_port),
@@ -160,10 +161,10 @@ def _answers(http: httpx.Client, url: str) -> bool:
         return False
 
 
-def _engine_reported(http: httpx.Client, api_url: str) -> bool:
+def _engine_reported(http: httpx.Client, api_url: str, token_file: Path) -> bool:
     """Whether the API knows the engine as ready: the link between them is up."""
     try:
-        answer = http.get(f"{api_url}/api/engine")
+        answer = http.get(f"{api_url}/api/engine", auth=Bearer(api_url, token_file))
         return answer.status_code == httpx.codes.OK and answer.json().get("state") == "ready"
     except (httpx.HTTPError, ValueError):
         return False

@@ -163,8 +163,8 @@ def _described(rows: Iterable[Any], change: str) -> Iterable[dict[str, Any]]:
 
 
 def _name(row: Any) -> str:
-    named = getattr(row, "id", None) or getattr(row, "name", None)
-    return str(named if named is not None else "/".join(str(key) for key in inspect(row).identity or ()))
+    named = getattr(row, "id", None)
+    return str(named) if named is not None else "/".join(map(str, inspect(type(row)).primary_key_from_instance(row)))
 
 
 def _is_secret(column: Any) -> bool:

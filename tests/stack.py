@@ -88,15 +88,16 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 @contextmanager
-def running(settings: Settings, *module: str) -> Iterator[subprocess.Popen[bytes]]:
-    """``python -m MODULE...`` in the data directory, which also takes its output; SIGTERM must end it and all of its
-    descendants."""
-    output = settings.data_dir / "output.txt"
+def running(settings: Settings, *module: str, folder: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """``python -m MODULE...`` in a folder (None: the data directory), which also takes its output; SIGTERM must end it
+    and all of its descendants."""
+    place = folder or settings.data_dir
+    output = place / "output.txt"
     with output.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", *module],
             env=environment(settings),
-            cwd=settings.data_dir,
+            cwd=place,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -184,11 +185,18 @@ class Stack:
 
 
 @pytest.fixture(scope="session")
-def api(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Iterator[Client]:
-    """A client of an API process without an engine: jobs stay queued, nothing is served."""
+def api_settings(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Iterator[Settings]:
+    """The settings of an API process without an engine: jobs stay queued, nothing is served."""
     settings = _settings(tmp_path_factory.mktemp("api"), bundled_model)
     with running(settings, "core.api") as process, Client(settings.api_url) as client:
         until(lambda: _answers(process, settings, client), 60, "the API")
+        yield settings
+
+
+@pytest.fixture(scope="session")
+def api(api_settings: Settings) -> Iterator[Client]:
+    """A client of that process."""
+    with Client(api_settings.api_url, token=api_settings.token_file) as client:
         yield client
 
 
@@ -196,7 +204,10 @@ def api(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Iterat
 def stack(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Iterator[Stack]:
     """The whole of Harli, shared by all tests of a run: leave it as it was found."""
     settings = _settings(tmp_path_factory.mktemp("stack"), bundled_model)
-    with running(settings, "core.cli", "up") as process, Client(settings.api_url) as client:
+    with (
+        running(settings, "core.cli", "up") as process,
+        Client(settings.api_url, token=settings.token_file) as client,
+    ):
         stack = Stack(settings, client, process)
         until(stack.is_ready, _READY_S, "`harli up` to be ready", pause_s=0.5)
         yield stack

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from core.cli import app
 from core.client import Client
+from core.config import Settings
 from tests.machine import ROOT
 from tests.stack import Stack, free_ports
 
@@ -21,18 +22,20 @@ CAPTAIN = ROOT / "sample_data" / "captain.jsonl"
 Harli = Callable[..., Result]
 
 
-def invoker(port: int, data_dir: Path) -> Harli:
+def invoker(port: int, data_dir: Path, token: str = "") -> Harli:
     def harli(*arguments: str, stdin: str | None = None) -> Result:
         env = {"HARLI_API_PORT": str(port), "HARLI_DATA_DIR": str(data_dir), "COLUMNS": "200"}
+        if token:
+            env["HARLI_TOKEN"] = token
         return CliRunner().invoke(app, arguments, env=env, input=stdin)
 
     return harli
 
 
 @pytest.fixture
-def harli(api: Client, tmp_path: Path) -> Harli:
+def harli(api_settings: Settings, tmp_path: Path) -> Harli:
     """The command against an API without an engine."""
-    return invoker(int(api.base_url.rpartition(":")[2]), tmp_path)
+    return invoker(api_settings.api_port, tmp_path, api_settings.token_file.read_text().strip())
 
 
 @pytest.fixture
@@ -270,7 +273,7 @@ def test_the_journey_from_a_file_to_an_answer(stack: Stack, tmp_path: Path) -> N
     assert saved.exit_code == 0
     assert (tmp_path / "adapter.zip").read_bytes()[:2] == b"PK"
     sent = answer(harli("adapters", "upload", str(tmp_path / "adapter.zip"), "--name", f"{adapter}-copy", "--json"))
-    assert sent["versions"][0]["origin"] == "uploaded"
+    assert sent["versions"][0]["origin"] == "imported"
     question = "What is the capital of France?"
     assert "Paris" in harli("chat", question).stdout
     reply = answer(harli("chat", question, "--json", "--max-tokens", "8"))

@@ -1,4 +1,4 @@
-"""The console's one way to the API: a shared client, and reads that all open tabs share for a second."""
+"""The console's one way to the API: a client per viewer, and reads that all of a viewer's tabs share for a second."""
 
 from __future__ import annotations
 
@@ -6,14 +6,28 @@ from collections import deque
 
 import streamlit as st
 
+from app.ui.background import Answer, Background
 from app.ui.paging import every
-from core.api.schemas import Adapter, Dataset, Engine, JobLogLine, JobMetric, Live, TelemetryPoint
+from core.api.schemas import (
+    Adapter,
+    Dataset,
+    Doctor,
+    Engine,
+    Frontier,
+    JobLogLine,
+    JobMetric,
+    Live,
+    Notice,
+    Part,
+    TelemetryPoint,
+)
 from core.client import Client
-from core.config import Settings
+from core.config import LOOPBACK, Settings
 
 REFRESH_S = 1.0
 """Seconds between two refreshes of a live figure."""
 _PAGE = 500
+_TOKEN = "_token"
 
 
 @st.cache_resource(show_spinner=False)
@@ -22,28 +36,91 @@ def settings() -> Settings:
     return Settings()
 
 
-@st.cache_resource(show_spinner=False)
+def is_local() -> bool:
+    """Whether only browsers of this machine reach the console: their viewers are the local admin."""
+    return st.get_option("server.address") in LOOPBACK
+
+
+def signed_in_with() -> str | None:
+    """The token that this session's viewer gave; None for the local admin's, or (reached from elsewhere) for none."""
+    token: str | None = st.session_state.get(_TOKEN)
+    return token
+
+
+def sign_in_as(token: str | None) -> None:
+    st.session_state[_TOKEN] = token
+
+
 def client() -> Client:
-    """One client for all sessions; its connections are shared."""
-    return Client(settings().api_url)
+    """The client for this session's viewer; all sessions with one token share its connections."""
+    token = signed_in_with()
+    return _client("" if token is None and not is_local() else token)
 
 
-@st.cache_data(ttl=REFRESH_S * 0.9, show_spinner=False, max_entries=16)
+@st.cache_resource(show_spinner=False, max_entries=64)
+def _client(token: str | None) -> Client:
+    return Client(settings().api_url, token=token)
+
+
 def live(window_s: int = 60) -> Live:
     """The present figures over `window_s` seconds. However many tabs are open, the API is asked once per refresh."""
+    return _live(signed_in_with(), window_s)
+
+
+@st.cache_data(ttl=REFRESH_S * 0.9, show_spinner=False, max_entries=64)
+def _live(token: str | None, window_s: int) -> Live:
     return client().live(window_s)
 
 
-@st.cache_data(ttl=REFRESH_S * 0.9, show_spinner=False, max_entries=16)
 def telemetry(seconds: int) -> list[TelemetryPoint]:
     """The points of the last `seconds`, oldest first."""
+    return _telemetry(signed_in_with(), seconds)
+
+
+@st.cache_data(ttl=REFRESH_S * 0.9, show_spinner=False, max_entries=64)
+def _telemetry(token: str | None, seconds: int) -> list[TelemetryPoint]:
     return client().telemetry(seconds)
+
+
+@st.cache_resource(show_spinner=False)
+def _frontiers() -> Background[Frontier]:
+    return Background(fresh_s=4.0)
+
+
+@st.cache_resource(show_spinner=False)
+def _examinations() -> Background[Doctor]:
+    return Background(fresh_s=60.0)
+
+
+def frontier() -> Answer[Frontier]:
+    """The frontier at the present load as it was asked for last, by whichever tab; it is asked for anew when that was
+    some seconds ago."""
+    asker = client()
+    return _frontiers().look(asker.frontier)
+
+
+def doctor() -> Answer[Doctor]:
+    """The report of `harli doctor`, of the last minute."""
+    asker = client()
+    return _examinations().look(asker.doctor)
+
+
+@st.cache_data(ttl=REFRESH_S * 0.9, show_spinner=False, max_entries=16)
+def parts() -> list[Part]:
+    """The supervised processes with the memory of each."""
+    return list(client().parts())
+
+
+@st.cache_data(ttl=2 * REFRESH_S, show_spinner=False, max_entries=16)
+def notices(*codes: str) -> list[Notice]:
+    """The last notices of these codes, newest first."""
+    return client().notices(codes, limit=50).items
 
 
 def forget() -> None:
     """Drop what was read, so that the next read sees an action's effect."""
-    live.clear()
-    telemetry.clear()
+    _live.clear()
+    _telemetry.clear()
 
 
 def all_datasets() -> list[Dataset]:

@@ -6,21 +6,41 @@ import contextlib
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 
-from core.api import errors, security, upload
+from core.api import errors, gate, openai_errors, proxy, security, upload
+from core.api.doctor import Examination
 from core.api.events import Broadcaster
-from core.api.routes import adapters, datasets, jobs, system, targets
+from core.api.simulator import Simulator
+from core.api.routes import (
+    adapters,
+    alerts,
+    datasets,
+    jobs,
+    openai,
+    quotas,
+    schedules,
+    system,
+    targets,
+    tenants,
+    webhooks,
+)
 from core.config import Settings
 from core.control.context import open_control
 from core.control.owner import Owner
+from core.control.tokens import Tokens, ensure_local
 
 _DESCRIPTION = """Serve a model and finetune LoRA adapters on the same engine, within its latency targets.
 
-Chat with the model at the engine's own OpenAI-compatible address (`/api/engine`, `http_url`). An error is answered as
-`{"error": {"code", "message", "param"}}`."""
+Under `/v1` OpenAI's clients work as they are: files, fine-tuning jobs, models, chat. An error is answered as
+`{"error": {"code", "message", "param"}}`, there with OpenAI's `type` beside."""
+
+
+# For the description only; `gate` asks for the token.
+_BEARER = HTTPBearer(auto_error=False, description="an API token; `harli token create` makes one")
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -30,14 +50,21 @@ def create_app(settings: Settings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         control = await run_in_threadpool(open_control, settings)
+        await run_in_threadpool(ensure_local, control)
+        app.state.tokens = Tokens(control)
         owner, broadcaster = Owner(control), Broadcaster(control)
         app.state.control, app.state.owner, app.state.broadcaster = control, owner, broadcaster
+        app.state.simulator = simulator = Simulator()
+        app.state.examination = Examination()
+        app.state.engine_http = proxy.client()
         broadcaster.start()
         await run_in_threadpool(owner.start)
         try:
             yield
         finally:
             await broadcaster.stop()
+            await simulator.stop()
+            await app.state.engine_http.aclose()
             await run_in_threadpool(owner.stop)
             control.store.close()
 
@@ -53,19 +80,24 @@ def create_app(settings: Settings) -> FastAPI:
         separate_input_output_schemas=False,
     )
     errors.install(app)
+    app.add_middleware(gate.Gate, settings=settings)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=security.origins(settings),
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-        allow_headers=["Content-Type", "Idempotency-Key", "Last-Event-ID"],
+        allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
     )
     app.add_middleware(security.SameMachine, settings=settings)
     app.add_middleware(upload.CloseUnread)
-    api = APIRouter(prefix="/api")
-    for module in (system, datasets, jobs, adapters, targets):
+    app.add_middleware(openai_errors.OpenAIErrors)
+    api = APIRouter(prefix="/api", dependencies=[Depends(_BEARER)])
+    for module in (system, datasets, jobs, schedules, webhooks, adapters, targets, alerts, tenants, quotas):
         api.include_router(module.router)
     for names in (datasets.names_router, adapters.names_router):
         api.include_router(names)
+    api.include_router(tenants.me_router)
+    api.include_router(targets.frontier_router)
     app.include_router(api)
     app.include_router(system.metrics_router)
+    app.include_router(openai.router, dependencies=[Depends(_BEARER)])
     return app

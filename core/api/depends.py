@@ -1,4 +1,4 @@
-"""What routes ask for: the services' context, pages, an upload's name."""
+"""What routes ask for: who asks, the services' context as that one may see it, pages, an upload's name."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
+from core.api.gate import describe
 from core.api.schemas import NAME
 from core.control.context import Control
+from core.control.principal import Principal
+
+
+def _principal(request: Request) -> Principal:
+    principal: Principal = request.state.principal
+    return principal
 
 
 def _control(request: Request) -> Control:
     control: Control = request.app.state.control
-    return control
+    actor = request.state.actor
+    if actor is not None:
+        describe(actor, request.scope)
+    return control.of(request.state.principal, actor)
 
 
+PrincipalDep = Annotated[Principal, Depends(_principal)]
+# Its store shows what the request's principal may see, and writes what is changed to the audit log.
 ControlDep = Annotated[Control, Depends(_control)]
 Limit = Annotated[int, Query(ge=1, le=500, description="rows of a page")]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next` of the page before")]

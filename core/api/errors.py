@@ -15,6 +15,7 @@ from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from core.api import methods
 from core.api.schemas import ErrorBody, ErrorDetail
 from core.errors import HarliError, Invalid
 from db.store import OUTAGE
@@ -25,11 +26,13 @@ logger = logging.getLogger(__name__)
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in {
-        403: "The request comes from a page of another origin",
+        401: "No token, or one that is not (or no longer) taken",
+        403: "The token may not do this, or the request comes from a page of another origin",
         404: "The thing named does not exist",
         409: "The thing named is in a state, at a version, or of a name that forbids the request",
         413: "The upload is larger than the limit",
         422: "The request, or the file in it, cannot be used as it is",
+        429: "More requests than one token may make; `Retry-After` says when to try again",
         503: "A part that is needed (store, engine) is not there now",
     }.items()
 }
@@ -61,6 +64,8 @@ def install(app: FastAPI) -> None:
             return answer(404, "route_not_found", f"there is nothing at {what}; /api/docs lists what there is")
         if error.status_code == 405:
             return answer(405, "method_not_allowed", f"{what} does not exist; /api/docs lists what there is")
+        if error.status_code == 413:
+            return answer(413, "body_too_large", f"{what}: {error.detail}", "body")
         return answer(error.status_code, "http_error", f"{what}: {error.detail}")
 
     @app.exception_handler(ClientDisconnect)
@@ -72,9 +77,7 @@ def install(app: FastAPI) -> None:
         return answer(422, "value", f"a value of the request cannot be stored or looked for: {error.orig}")
 
     async def _store(_request: Request, error: Exception) -> JSONResponse:
-        logger.error("the store failed: %s", error)
-        reason = getattr(error, "orig", None) or error
-        return answer(503, "store_unavailable", f"the store does not answer ({reason}); try again in a moment")
+        return store_unavailable(error)
 
     for outage in OUTAGE:
         app.add_exception_handler(outage, _store)
@@ -83,6 +86,12 @@ def install(app: FastAPI) -> None:
     async def _fault(request: Request, error: Exception) -> JSONResponse:
         what = f"{request.method} {request.url.path}"
         return answer(500, "internal", f"{what} met a fault ({type(error).__name__}); the API's log has the details")
+
+
+def store_unavailable(error: Exception) -> JSONResponse:
+    logger.error("the store failed: %s", error)
+    reason = getattr(error, "orig", None) or error
+    return answer(503, "store_unavailable", f"the store does not answer ({reason}); try again in a moment")
 
 
 def _body_model(request: Request) -> Any:
@@ -129,6 +138,8 @@ def _sentence(path: str, error: Any, model: Any) -> str:
             "or digit, at most 63"
         )
     message = error["msg"]
+    if kind == methods.CODE:
+        return f"{path}.{message}"
     for opening in ("Input should", "String should", "List should", "Value should"):
         message = message.replace(opening, "it should")
     return f"{path} is {shown}; {message[:1].lower()}{message[1:]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import anyio
@@ -17,12 +18,26 @@ from core.control import telemetry
 from core.control.context import Control
 from db import changes
 from db.changes import ChangeRecord
+from db.scope import Scope
 
 # Changes of other API processes are looked for this often, this one's are sent at once.
 _POLL_S = 0.5
 _TELEMETRY_S = 1.0
 _BATCH = 500
 _BACKLOG = 2000
+# Topics of the platform; all others are of something that a tenant owns.
+_EVERYONES = frozenset({"engine", "targets", "telemetry"})
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One connection: whose changes it is told, and those that wait to be sent; None is its end."""
+
+    scope: Scope
+    waiting: asyncio.Queue[ServerSentEvent | None] = field(default_factory=lambda: asyncio.Queue(_BACKLOG))
+
+    def sees(self, change: ChangeRecord) -> bool:
+        return change.topic in _EVERYONES or self.scope.everything or change.tenant == self.scope.tenant
 
 
 class Broadcaster:
@@ -30,7 +45,7 @@ class Broadcaster:
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._streams: set[asyncio.Queue[ServerSentEvent | None]] = set()
+        self._streams: set[_Stream] = set()
         self._woken = asyncio.Event()
         # The last change that was sent; None while no one listens.
         self._last: int | None = None
@@ -52,10 +67,10 @@ class Broadcaster:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._woken.set)
 
-    async def events(self, last_id: int | None, ending: anyio.Event) -> AsyncIterator[ServerSentEvent]:
-        """One connection's events: those after `last_id` that are still kept, then what comes. Ends with `ending`, and
-        when its reader falls too far behind; it may come again with the last id that it has."""
-        stream: asyncio.Queue[ServerSentEvent | None] = asyncio.Queue(_BACKLOG)
+    async def events(self, scope: Scope, last_id: int | None, ending: anyio.Event) -> AsyncIterator[ServerSentEvent]:
+        """One connection's events, of what its scope shows: those after `last_id` that are still kept, then what comes.
+        Ends with `ending`, and when its reader falls too far behind; it may come again with the last id that it has."""
+        stream = _Stream(scope)
         self._streams.add(stream)
         try:
             sent = await run_in_threadpool(self._last_id)
@@ -64,10 +79,11 @@ class Broadcaster:
                 while missed := await run_in_threadpool(self._after, sent):
                     for change in missed:
                         sent = change.id
-                        yield _event(change)
+                        if stream.sees(change):
+                            yield _event(change)
             if self._last is None:
                 self._last = sent
-            while (event := await _next(stream, ending)) is not None:
+            while (event := await _next(stream.waiting, ending)) is not None:
                 if event.id is None or int(event.id) > sent:
                     yield event
         finally:
@@ -86,7 +102,7 @@ class Broadcaster:
                 while found := await run_in_threadpool(self._after, self._last):
                     self._last = found[-1].id
                     for change in found:
-                        self._send(_event(change))
+                        self._send(_event(change), [stream for stream in self._streams if stream.sees(change)])
 
     async def _measure(self) -> None:
         while True:
@@ -98,16 +114,16 @@ class Broadcaster:
                 if live.now is not None:
                     data = live.now.model_dump(mode="json")
                     event = schemas.Event(topic="telemetry", kind="point", time=datetime.now(UTC), data=data)
-                    self._send(ServerSentEvent(event.model_dump_json(), event=event.topic))
+                    self._send(ServerSentEvent(event.model_dump_json(), event=event.topic), list(self._streams))
 
-    def _send(self, event: ServerSentEvent) -> None:
-        for stream in list(self._streams):
+    def _send(self, event: ServerSentEvent, streams: list[_Stream]) -> None:
+        for stream in streams:
             try:
-                stream.put_nowait(event)
+                stream.waiting.put_nowait(event)
             except asyncio.QueueFull:
                 self._streams.discard(stream)
-                stream.get_nowait()
-                stream.put_nowait(None)
+                stream.waiting.get_nowait()
+                stream.waiting.put_nowait(None)
 
     def _last_id(self) -> int:
         with self._control.store.read() as session:

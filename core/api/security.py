@@ -1,4 +1,4 @@
-"""Who may talk to the API: it trusts its machine, so no page from elsewhere may speak through a browser on it.
+"""From where the API may be spoken to: no page from elsewhere may do so through a browser on this machine.
 
 A request with an Origin (browsers send one with every change) is refused unless that is the console or the API itself;
 while the API listens on a loopback address, so is one whose Host is another name (a page whose name was rebound to
@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.api.errors import answer
-from core.config import Settings
+from core.config import LOOPBACK, Settings
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -31,7 +30,7 @@ class SameMachine:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._origins = frozenset(origins(settings))
-        self._hosts = LOOPBACK | {settings.host} if settings.host in LOOPBACK else None
+        self._hosts = LOOPBACK if settings.is_local else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (reason := self._reason(scope)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -12,10 +13,11 @@ import httpx
 
 from core.api import schemas
 from core.client.calls import Calls
-from core.client.chat import AsyncChatStream, ChatReader, ChatReply, broken, chat_request, refusal
+from core.client.chat import AsyncChatStream, ChatReader, ChatReply, broken, chat_request, raise_refusal
 from core.client.sent import RETRY_S, Following
 from core.client.steps import Request, Steps, raise_for, unreachable
 from core.client.synchronous import LIMITS
+from core.client.token import Bearer
 from core.errors import Unavailable
 
 T = TypeVar("T")
@@ -24,10 +26,16 @@ T = TypeVar("T")
 class AsyncClient(Calls):
     """As `Client`, for ``async with`` and ``await``. `chat` answers whole; `chat_stream` gives the pieces."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, base_url: str, *, token: str | Path | None = None, timeout_s: float = 30.0) -> None:
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
-        self._http = httpx.AsyncClient(base_url=self.base_url, timeout=timeout_s, limits=LIMITS, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            auth=Bearer(self.base_url, token),
+            timeout=timeout_s,
+            limits=LIMITS,
+            trust_env=False,
+        )
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -72,7 +80,7 @@ class AsyncClient(Calls):
         self, messages: str | Sequence[schemas.Message | dict[str, Any]], model: str | None = None, **sampling: Any
     ) -> AsyncChatStream:
         """The answer as it comes, for ``async for``."""
-        return AsyncChatStream(self._chat_pieces(await self.run(chat_request(messages, model, sampling))))
+        return AsyncChatStream(self._chat_pieces(chat_request(messages, model, sampling)))
 
     async def _chat_pieces(self, request: Request) -> AsyncIterator[str | ChatReply]:
         reader = ChatReader()
@@ -80,14 +88,14 @@ class AsyncClient(Calls):
             async with self._http.stream(**request.arguments(self._timeout_s)) as response:
                 if response.status_code >= 400:
                     await response.aread()
-                    raise refusal(response)
+                    raise_refusal(response)
                 async for line in response.aiter_lines():
                     for piece in reader.feed(line):
                         yield piece
                     if reader.ended:
                         break
         except httpx.HTTPError as error:
-            raise broken(request, error) from error
+            raise broken(self.base_url, error) from error
         yield reader.reply()
 
     # ---- transport ---------------------------------------------------------------------------------------------------

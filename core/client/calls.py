@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from uuid import uuid4
@@ -13,6 +14,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from core.api import schemas
+from core.api import tenant_schemas as tenancy
 from core.api.names import name_of
 from core.client.files import Counted, Progress, opened
 from core.client.rows import Rows
@@ -37,6 +39,17 @@ class Calls:
     @call
     def engine(self) -> Steps[schemas.Engine]:
         return ask(schemas.Engine, "GET", "/api/engine")
+
+    @call
+    def wait_for_engine(self, timeout_s: float = 600, *, poll_s: float = 0.5) -> Steps[schemas.Engine]:
+        """The engine once it serves. Raises TimeoutError when it does not in time."""
+        deadline = time.monotonic() + timeout_s
+        pause_s = 0.0
+        while (found := (yield from ask(schemas.Engine, "GET", "/api/engine", after_s=pause_s))).state != "ready":
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"the engine is {found.state} after {timeout_s:g} s; see `harli logs engine`")
+            pause_s = poll_s
+        return found
 
     @call
     def live(self, window_s: float = 60) -> Steps[schemas.Live]:
@@ -68,6 +81,51 @@ class Calls:
             version = (yield from Calls.targets(self)).version
         update = build(schemas.TargetsUpdate, {"version": version, "targets": [plain(t) for t in targets]})
         return (yield from ask(schemas.Targets, "PUT", "/api/targets", json=update.model_dump()))
+
+    @call
+    def frontier(self) -> Steps[schemas.Frontier]:
+        """What each ITL target would give finetuning at the present load; the first answer takes seconds."""
+        return ask(schemas.Frontier, "GET", "/api/frontier", read_timeout_s=150)
+
+    @call
+    def notices(
+        self, codes: Sequence[str] = (), limit: int = 100, cursor: str | None = None
+    ) -> Steps[schemas.Page[schemas.Notice]]:
+        """What the engine had to tell, newest first, of some codes (``guard``, ``targets`` ...) or all."""
+        return ask_page(schemas.Notice, "/api/notices", limit, cursor, code=list(codes) or None)
+
+    @call
+    def settings(self) -> Steps[dict[str, str]]:
+        """Those of the API process, by name, without what is secret."""
+        return ask(dict[str, str], "GET", "/api/settings")
+
+    @call
+    def doctor(self) -> Steps[schemas.Doctor]:
+        """What the machine of the API has and lacks; takes some seconds."""
+        return ask(schemas.Doctor, "GET", "/api/doctor", read_timeout_s=150)
+
+    @call
+    def alerts(
+        self, state: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> Steps[schemas.Page[schemas.Alert]]:
+        """Newest first, of one state (pending, firing, resolved) or all."""
+        return ask_page(schemas.Alert, "/api/alerts", limit, cursor, state=state)
+
+    @call
+    def alert_rules(self) -> Steps[Rows[schemas.AlertRule]]:
+        return ask_rows(schemas.AlertRule, "/api/alerts/rules")
+
+    @call
+    def set_alert_rule(
+        self, name: str, rule: schemas.AlertRuleBody | None = None, **fields: Any
+    ) -> Steps[schemas.AlertRule]:
+        """Make a rule or replace the one of that name, by an `AlertRuleBody` or its fields."""
+        body = rule if rule is not None else build(schemas.AlertRuleBody, fields)
+        return ask(schemas.AlertRule, "PUT", f"/api/alerts/rules/{name}", json=body.model_dump(exclude_unset=True))
+
+    @call
+    def delete_alert_rule(self, name: str) -> Steps[None]:
+        yield from exchange("DELETE", f"/api/alerts/rules/{name}")
 
     # ---- data sets ---------------------------------------------------------------------------------------------------
 
@@ -285,6 +343,86 @@ class Calls:
     def delete_adapter(self, name: str, version: int | None = None) -> Steps[None]:
         """Undeploy and delete one version, or (None) all. Raises Conflict, naming the job, while one needs it."""
         yield from exchange("DELETE", f"/api/adapters/{name}", params=given({"version": version}))
+
+    # ---- tenants, users, tokens, the audit log -----------------------------------------------------------------------
+
+    @call
+    def me(self) -> Steps[tenancy.Me]:
+        """Whom this client's token stands for."""
+        return ask(tenancy.Me, "GET", "/api/me")
+
+    @call
+    def tenants(self) -> Steps[Rows[tenancy.Tenant]]:
+        return ask_rows(tenancy.Tenant, "/api/tenants")
+
+    @call
+    def create_tenant(self, name: str) -> Steps[tenancy.Tenant]:
+        body = build(tenancy.TenantCreate, {"name": name})
+        return ask(tenancy.Tenant, "POST", "/api/tenants", json=body.model_dump())
+
+    @call
+    def suspend_tenant(self, name: str, suspended: bool = True) -> Steps[tenancy.Tenant]:
+        """Have a tenant's tokens refused, or (False) taken again."""
+        return ask(tenancy.Tenant, "PATCH", f"/api/tenants/{name}", json={"suspended": suspended})
+
+    @call
+    def users(self, tenant: str | None = None) -> Steps[Rows[tenancy.User]]:
+        return ask_rows(tenancy.User, "/api/users", params=given({"tenant": tenant}))
+
+    @call
+    def create_user(
+        self, name: str, role: tenancy.Role = "operator", tenant: str | None = None
+    ) -> Steps[tenancy.User]:
+        """Of your own tenant, unless one is named."""
+        body = build(tenancy.UserCreate, {"name": name, "role": role, "tenant": tenant})
+        return ask(tenancy.User, "POST", "/api/users", json=body.model_dump())
+
+    @call
+    def update_user(
+        self, user_id: str, *, role: tenancy.Role | None = None, disabled: bool | None = None
+    ) -> Steps[tenancy.User]:
+        """Change what is given and not None."""
+        body = build(tenancy.UserPatch, given({"role": role, "disabled": disabled}))
+        return ask(tenancy.User, "PATCH", f"/api/users/{user_id}", json=body.model_dump(exclude_unset=True))
+
+    @call
+    def tokens(self, tenant: str | None = None) -> Steps[Rows[tenancy.Token]]:
+        """Newest first, the revoked ones too."""
+        return ask_rows(tenancy.Token, "/api/tokens", params=given({"tenant": tenant}))
+
+    @call
+    def create_token(
+        self,
+        name: str,
+        user: str | None = None,
+        *,
+        scopes: Sequence[str] | None = None,
+        expires_in_days: float | None = None,
+    ) -> Steps[tenancy.TokenMade]:
+        """A token for a user's id, or (None) for yourself. Keep `token` of the answer: it is not shown again."""
+        fields = {"name": name, "user": user, "scopes": scopes, "expires_in_days": expires_in_days}
+        return ask(tenancy.TokenMade, "POST", "/api/tokens", json=build(tenancy.TokenCreate, fields).model_dump())
+
+    @call
+    def revoke_token(self, token_id: str) -> Steps[tenancy.Token]:
+        return ask(tenancy.Token, "DELETE", f"/api/tokens/{token_id}")
+
+    @call
+    def audit(
+        self,
+        limit: int = 100,
+        cursor: str | None = None,
+        *,
+        user: str | None = None,
+        tenant: str | None = None,
+        outcome: str | None = None,
+        text: str | None = None,
+        since: datetime | None = None,
+    ) -> Steps[schemas.Page[tenancy.AuditEntry]]:
+        """Who changed what, newest first; `text` is looked for in action and ref."""
+        moment = since.isoformat() if since is not None else None
+        filters = {"user": user, "tenant": tenant, "outcome": outcome, "text": text, "since": moment}
+        return ask_page(tenancy.AuditEntry, "/api/audit", limit, cursor, **filters)
 
 
 # ---- parts of calls --------------------------------------------------------------------------------------------------

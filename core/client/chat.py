@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ import httpx
 from core.api import schemas
 from core.client.calls import plain
 from core.client.sent import ServerSent
-from core.client.steps import Request, Steps, ask, reason
+from core.client.steps import Request, raise_for, reason
 from core.errors import HarliError, Invalid, Unavailable
 
 _SILENCE_S = 300.0
@@ -63,24 +64,13 @@ class AsyncChatStream:
 
 def chat_request(
     messages: str | Sequence[schemas.Message | dict[str, Any]], model: str | None, sampling: dict[str, Any]
-) -> Steps[Request]:
-    """The request for a stream. Raises Unavailable when no engine serves."""
-    engine = yield from ask(schemas.Engine, "GET", "/api/engine")
-    if engine.state != "ready" or engine.http_url is None:
-        raise Unavailable(
-            "engine_unavailable", f"the engine is {engine.state}; see `harli doctor` and the Overview page", "model"
-        )
+) -> Request:
+    """The request for a stream."""
     turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else [plain(m) for m in messages]
-    served = engine.model or "default"
-    body = {
-        **sampling,
-        # The engine addresses an adapter as base:adapter.
-        "model": served if model in (None, served) else f"{served}:{model}",
-        "messages": turns,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    return Request("POST", f"{engine.http_url}/v1/chat/completions", json=body, read_timeout_s=_SILENCE_S)
+    body = {**sampling, "messages": turns, "stream": True, "stream_options": {"include_usage": True}}
+    if model is not None:
+        body["model"] = model
+    return Request("POST", "/v1/chat/completions", json=body, read_timeout_s=_SILENCE_S)
 
 
 class ChatReader:
@@ -105,7 +95,7 @@ class ChatReader:
             return []
         chunk = json.loads(sent.data)
         if "error" in chunk:
-            raise Invalid("engine_refused", f"the engine answered: {_engine_text(chunk)}", "model")
+            raise _failure(chunk["error"])
         self._usage = chunk.get("usage") or self._usage
         pieces = []
         for choice in chunk.get("choices") or []:
@@ -128,23 +118,21 @@ class ChatReader:
         )
 
 
-def refusal(response: httpx.Response) -> HarliError:
-    """What an error response of the engine says."""
-    try:
-        text = _engine_text(response.json())
-    except ValueError:
-        text = response.text[:300]
-    kind = Invalid if response.status_code < 500 else Unavailable
-    return kind("engine_refused", f"the engine answered {response.status_code}: {text}", "model")
+def raise_refusal(response: httpx.Response) -> None:
+    """Raise what an error response says; what the engine refuses is Invalid."""
+    if response.status_code == HTTPStatus.BAD_REQUEST:
+        raise _failure(response.json().get("error"))
+    raise_for(response)
 
 
-def broken(request: Request, error: httpx.HTTPError) -> Unavailable:
+def broken(base_url: str, error: httpx.HTTPError) -> Unavailable:
     return Unavailable(
-        "engine_unreachable", f"the engine at {request.path} broke off: {reason(error)}; try again when it is back"
+        "engine_unreachable", f"the answer from {base_url} broke off: {reason(error)}; try again when it is back"
     )
 
 
-def _engine_text(body: Any) -> str:
-    """OpenAI's error body is {"error": {"message"}}, SGLang's own has the message at the top."""
-    error = body.get("error", body) if isinstance(body, dict) else body
-    return str(error.get("message", error) if isinstance(error, dict) else error)
+def _failure(error: Any) -> HarliError:
+    """Of an error in OpenAI's shape."""
+    known = error if isinstance(error, dict) else {"message": str(error)}
+    kind = Unavailable if known.get("type") == "server_error" else Invalid
+    return kind(known.get("code") or "engine_refused", str(known.get("message")), known.get("param") or "model")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
+from core.client import html
+
 if TYPE_CHECKING:
     import pandas
     import polars
@@ -15,7 +17,10 @@ M = TypeVar("M")
 
 
 class Rows(list[M]):
-    """A list that a frame can be made of; in a notebook it is shown as a table."""
+    """A list that a frame can be made of; in a notebook it is shown as a table, or as lines of what was measured."""
+
+    def _repr_html_(self) -> str:
+        return html.rows(self)
 
     def polars(self) -> polars.DataFrame:
         """A column a field; fields that hold other bodies become structs."""

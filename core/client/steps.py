@@ -16,7 +16,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from core.api import schemas
 from core.client.rows import Rows
-from core.errors import Conflict, Forbidden, HarliError, Invalid, NotFound, TooLarge, Unavailable
+from core.errors import (
+    Conflict,
+    Forbidden,
+    HarliError,
+    Invalid,
+    NotFound,
+    TooLarge,
+    TooManyRequests,
+    Unauthorized,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from core.client.asynchronous import AsyncClient
@@ -124,7 +134,18 @@ class call(Generic[P, T]):
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 _ERRORS: dict[int, type[HarliError]] = {
-    error.status: error for error in (HarliError, Forbidden, NotFound, Conflict, TooLarge, Invalid, Unavailable)
+    error.status: error
+    for error in (
+        HarliError,
+        Unauthorized,
+        Forbidden,
+        NotFound,
+        Conflict,
+        TooLarge,
+        Invalid,
+        TooManyRequests,
+        Unavailable,
+    )
 }
 
 

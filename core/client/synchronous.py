@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, cast, overload
 
@@ -12,9 +13,10 @@ import httpx
 
 from core.api import schemas
 from core.client.calls import Calls
-from core.client.chat import ChatReader, ChatReply, ChatStream, broken, chat_request, refusal
+from core.client.chat import ChatReader, ChatReply, ChatStream, broken, chat_request, raise_refusal
 from core.client.sent import RETRY_S, Following
 from core.client.steps import Request, Steps, raise_for, unreachable
+from core.client.token import Bearer
 from core.errors import Unavailable
 
 T = TypeVar("T")
@@ -22,14 +24,21 @@ LIMITS = httpx.Limits(max_connections=100, keepalive_expiry=30)
 
 
 class Client(Calls):
-    """The API at `base_url`, such as ``http://127.0.0.1:8600``. `timeout_s` bounds each request but uploads and
-    streams. Methods return the bodies of `core.api.schemas` and raise the `HarliError` that the API answered with.
-    Safe to share between threads; it holds no state but its connections."""
+    """The API at `base_url`, such as ``http://127.0.0.1:8600``. `token` is shown to it, or what the file of that path
+    holds; None: HARLI_TOKEN, else on the API's own machine the local admin's. `timeout_s` bounds each request but
+    uploads and streams. Methods return the bodies of `core.api.schemas` and raise the `HarliError` that the API
+    answered with. Safe to share between threads; it holds no state but its connections."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, base_url: str, *, token: str | Path | None = None, timeout_s: float = 30.0) -> None:
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
-        self._http = httpx.Client(base_url=self.base_url, timeout=timeout_s, limits=LIMITS, trust_env=False)
+        self._http = httpx.Client(
+            base_url=self.base_url,
+            auth=Bearer(self.base_url, token),
+            timeout=timeout_s,
+            limits=LIMITS,
+            trust_env=False,
+        )
 
     def close(self) -> None:
         self._http.close()
@@ -95,7 +104,7 @@ class Client(Calls):
         (``max_tokens``, ``temperature`` ...). Raises Unavailable when no engine serves, the engine's own refusal as
         Invalid. A stream ends the generation when it is left early.
         """
-        pieces = ChatStream(self._chat_pieces(self.run(chat_request(messages, model, sampling))))
+        pieces = ChatStream(self._chat_pieces(chat_request(messages, model, sampling)))
         if stream:
             return pieces
         for _ in pieces:
@@ -109,13 +118,13 @@ class Client(Calls):
             with self._http.stream(**request.arguments(self._timeout_s)) as response:
                 if response.status_code >= 400:
                     response.read()
-                    raise refusal(response)
+                    raise_refusal(response)
                 for line in response.iter_lines():
                     yield from reader.feed(line)
                     if reader.ended:
                         break
         except httpx.HTTPError as error:
-            raise broken(request, error) from error
+            raise broken(self.base_url, error) from error
         yield reader.reply()
 
     # ---- transport ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.orm import Session
 
@@ -15,7 +16,9 @@ from core.api import schemas
 from core.control import engines, targets
 from core.control.context import Control
 from core.telemetry.interval import Interval, coarsen, merge, pack, point, unpack
-from db import changes, idempotency
+from db import alerts as alert_rows
+from db import audit as audit_rows
+from db import changes, idempotency, notices
 from db import jobs as job_rows
 from db import telemetry as rows
 from db.base import now
@@ -24,7 +27,10 @@ from db.telemetry import TelemetryRecord
 # Seconds of a point, and how long such points are kept.
 RESOLUTIONS = {1: timedelta(hours=1), 10: timedelta(days=1), 60: timedelta(days=14)}
 KEEP_CHANGES = timedelta(hours=1)
+KEEP_NOTICES = timedelta(days=14)
+KEEP_ALERTS = timedelta(days=90)
 KEEP_KEYS = timedelta(days=1)
+KEEP_AUDIT = timedelta(days=400)
 _FRESH_S = 3.0
 _PARTS = TypeAdapter(list[schemas.Part])
 
@@ -60,12 +66,16 @@ def roll_up(session: Session, time: datetime) -> None:
 
 
 def retain(session: Session, time: datetime) -> None:
-    """Forget what is older than its time: telemetry, notifications, idempotency keys, the surplus of job logs."""
+    """Forget what is older than its time: telemetry, notifications, notices, alerts, idempotency keys, the surplus of
+    job logs, the audit log."""
     for resolution, kept in RESOLUTIONS.items():
         rows.drop_before(session, resolution, time - kept)
     changes.drop_before(session, time - KEEP_CHANGES)
+    notices.drop_before(session, time - KEEP_NOTICES)
+    alert_rows.drop_before(session, time - KEEP_ALERTS)
     idempotency.drop_before(session, time - KEEP_KEYS)
     job_rows.prune_logs(session)
+    audit_rows.drop_before(session, time - KEEP_AUDIT)
 
 
 def _row(start: int, interval: Interval) -> tuple[datetime, dict[str, Any], bytes]:
@@ -96,7 +106,16 @@ def history(control: Control, seconds: float, points: int) -> list[schemas.Telem
             found += rows.between(session, size, max(since, start))
     step = max(math.ceil(width / level), 1) * level
     # One more column than asked for can appear where the first and the last are cut by the span's ends.
-    return [_summary(start, group) for start, group in _grouped(found, step)][-points:]
+    return [_shown(control, _summary(start, group)) for start, group in _grouped(found, step)][-points:]
+
+
+def _shown(control: Control, figures: schemas.TelemetryPoint) -> schemas.TelemetryPoint:
+    """Without the figures of other tenants."""
+    seen = control.principal
+    if seen.scope.everything or not figures.tenant_attainment:
+        return figures
+    own = {tenant: share for tenant, share in figures.tenant_attainment.items() if tenant == seen.tenant}
+    return figures.model_copy(update={"tenant_attainment": own})
 
 
 def _summary(start: int, group: Sequence[TelemetryRecord]) -> schemas.TelemetryPoint:
@@ -112,17 +131,29 @@ def live(control: Control, window_s: float) -> schemas.Live:
     engine, from the store in any other."""
     time = now()
     with control.store.read() as session:
-        window = control.window.last(window_s, time.timestamp()) or _stored(session, window_s, time)
+        window = recent(control, session, window_s)
         latest = control.window.last(2.0, time.timestamp()) or _stored(session, _FRESH_S, time)
         return schemas.Live(
             engine=engines.view(session),
             targets=targets.view(session),
             window_s=window_s,
-            now=point(latest) if latest is not None else None,
-            window=point(window) if window is not None else None,
+            now=_shown(control, point(latest)) if latest is not None else None,
+            window=_shown(control, point(window)) if window is not None else None,
             jobs=job_rows.counts(session),
             parts=parts(control),
+            alerts=[
+                schemas.Alert.model_validate(record, from_attributes=True)
+                for record in alert_rows.open_ones(session).values()
+            ]
+            if control.principal.is_platform
+            else [],
         )
+
+
+def recent(control: Control, session: Session, seconds: float) -> Interval | None:
+    """The last seconds in one: from memory in the process that follows the engine, from the store in any other."""
+    time = now()
+    return control.window.last(seconds, time.timestamp()) or _stored(session, seconds, time)
 
 
 def paused_reason(session: Session) -> str | None:
@@ -144,6 +175,22 @@ def parts(control: Control) -> list[schemas.Part]:
         return _PARTS.validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
         return []
+
+
+def weighed(parts: Sequence[schemas.Part]) -> list[schemas.Part]:
+    """With the memory of each part and its children, as far as they run on this machine."""
+    return [part.model_copy(update={"memory_bytes": _resident(part.pid)}) for part in parts]
+
+
+def _resident(pid: int | None) -> int | None:
+    if pid is None:
+        return None
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        return sum(int(each.memory_info().rss) for each in family)
+    except psutil.Error:
+        return None
 
 
 def _grouped(found: Iterable[TelemetryRecord], width: int) -> list[tuple[int, list[TelemetryRecord]]]:

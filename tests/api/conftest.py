@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from core.config import Settings
-from tests.api.serving import served
+from tests.api.serving import plain, served
 
 
 @pytest.fixture
@@ -20,15 +20,12 @@ def settings(data_dir: Path) -> Iterator[Settings]:
 
 @pytest.fixture
 def http(settings: Settings) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=settings.api_url, trust_env=False, timeout=20) as client:
+    with plain(settings) as client:
         yield client
 
 
 @pytest.fixture
 def http_on_each(data_dir: Path, store_url: str) -> Iterator[httpx.Client]:
     """Plain HTTP to an API on each database."""
-    with (
-        served(data_dir, database_url=store_url) as settings,
-        httpx.Client(base_url=settings.api_url, trust_env=False, timeout=20) as client,
-    ):
+    with served(data_dir, database_url=store_url) as settings, plain(settings) as client:
         yield client

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import uvicorn
 
 from core.api.app import create_app
@@ -29,6 +30,7 @@ def served(data_dir: Path, **settings: object) -> Iterator[Settings]:
             "api_port": api_port,
             "console_port": console_port,
             "link_url": f"ipc://{folder}/link.sock",
+            "requests_per_s": 10_000,
             **settings,
         }
     )
@@ -45,3 +47,15 @@ def served(data_dir: Path, **settings: object) -> Iterator[Settings]:
         thread.join(20)
         shutil.rmtree(folder)
         assert not thread.is_alive()
+
+
+def headers(settings: Settings) -> dict[str, str]:
+    """Those of the local admin."""
+    return {"Authorization": f"Bearer {settings.token_file.read_text().strip()}"}
+
+
+def plain(settings: Settings, **more: str) -> httpx.Client:
+    """Plain HTTP to a served API, as its local admin."""
+    return httpx.Client(
+        base_url=settings.api_url, headers=headers(settings) | more, trust_env=False, timeout=20
+    )

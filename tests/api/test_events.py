@@ -109,7 +109,7 @@ def test_the_engines_figures_come_every_second(http: httpx.Client, settings: Set
 
 def test_the_clients_iterator_goes_on_where_it_broke_off(settings: Settings, http: httpx.Client) -> None:
     heard: list[schemas.Event] = []
-    with Client(settings.api_url) as client:
+    with Client(settings.api_url, token=settings.token_file) as client:
 
         def follow() -> None:
             for event in client.events():

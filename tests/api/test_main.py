@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from core.client import Client
+from core.client.token import Bearer
 from core.errors import HarliError
 from tests.stack import free_ports, until
 
@@ -66,7 +67,7 @@ def test_sigterm_ends_it_in_order_even_while_someone_listens(data_dir: Path) -> 
         [sys.executable, "-m", "core.api"], env=environment(data_dir, port), stderr=subprocess.PIPE
     )
     try:
-        with Client(f"http://127.0.0.1:{port}") as client:
+        with Client(f"http://127.0.0.1:{port}", token=data_dir / "admin-token") as client:
 
             def answers() -> bool:
                 assert process.poll() is None
@@ -76,7 +77,8 @@ def test_sigterm_ends_it_in_order_even_while_someone_listens(data_dir: Path) -> 
                     return False
 
             until(answers, 60, "the API")
-            with httpx.stream("GET", f"http://127.0.0.1:{port}/api/events", timeout=20) as response:
+            url, auth = f"http://127.0.0.1:{port}", Bearer(f"http://127.0.0.1:{port}", data_dir / "admin-token")
+            with httpx.stream("GET", f"{url}/api/events", auth=auth, timeout=20) as response:
                 process.send_signal(signal.SIGTERM)
                 response.read()
             assert process.wait(10) == 0

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from core.config import Settings
+from tests.api.serving import headers
 from tests.control import files
 from tests.stack import until
 
@@ -90,6 +91,7 @@ def test_what_is_declared_too_large_is_refused_unread(settings: Settings) -> Non
     with socket.create_connection(("127.0.0.1", settings.api_port), 10) as connection:
         head = (
             "POST /api/datasets?name=rivers HTTP/1.1\r\nHost: localhost\r\n"
+            f"Authorization: {headers(settings)['Authorization']}\r\n"
             f"Content-Type: {HEADERS['Content-Type']}\r\nContent-Length: 99999999\r\n\r\n"
         )
         connection.sendall(head.encode())
@@ -130,6 +132,7 @@ def test_a_taken_name_is_refused_before_the_body_is_read(
     with socket.create_connection(("127.0.0.1", settings.api_port), 10) as connection:
         head = (
             f"POST /api/{kind}?name=rivers HTTP/1.1\r\nHost: localhost\r\n"
+            f"Authorization: {headers(settings)['Authorization']}\r\n"
             f"Content-Type: {HEADERS['Content-Type']}\r\nContent-Length: 1000000\r\n\r\n"
         )
         connection.sendall(head.encode())
@@ -151,6 +154,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(settings: Settings, http: http
     with socket.create_connection(("127.0.0.1", settings.api_port), 10) as connection:
         head = (
             "POST /api/datasets?name=rivers HTTP/1.1\r\nHost: localhost\r\n"
+            f"Authorization: {headers(settings)['Authorization']}\r\n"
             f"Content-Type: {HEADERS['Content-Type']}\r\nContent-Length: 1000000\r\n\r\n"
         )
         connection.sendall(head.encode() + part(rivers))

@@ -43,7 +43,7 @@ def backstage(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> 
     with (
         running(settings, "core.api"),
         console(settings, tmp_path_factory.mktemp("console")),
-        Client(settings.api_url) as client,
+        Client(settings.api_url, token=settings.token_file) as client,
     ):
         until(lambda: answers(client), 60, "the API")
         with Peer(settings.resolved_link_url, bundled_model, settings.engine_url):
@@ -54,9 +54,8 @@ def backstage(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> 
 @contextmanager
 def console(settings: Settings, folder: Path) -> Iterator[None]:
     """A console of the API that `settings` name; its output goes to `folder`."""
-    beside = settings.model_copy(update={"data_dir": folder})
     address = ["--server.address=127.0.0.1", f"--server.port={settings.console_port}"]
-    with running(beside, "streamlit", "run", str(ROOT / "app" / "main.py"), *address):
+    with running(settings, "streamlit", "run", str(ROOT / "app" / "main.py"), *address, folder=folder):
         until(lambda: listens(settings.console_port), 60, "the console")
         yield
 

@@ -32,7 +32,7 @@ def traffic(stack: Stack) -> Iterator[threading.Event]:
     ended = threading.Event()
 
     def ask_on() -> None:
-        with Client(stack.settings.api_url) as client:
+        with Client(stack.settings.api_url, token=stack.settings.token_file) as client:
             for at in range(10_000):
                 prompt = _PROMPTS[at % len(_PROMPTS)]
                 try:

@@ -17,7 +17,7 @@ import pytest
 from core.api import schemas
 from core.client import ChatReply, Client, connect, sent
 from core.config import Settings
-from core.errors import Conflict, Invalid, NotFound, TooLarge, Unavailable
+from core.errors import Conflict, Invalid, NotFound, TooLarge, Unauthorized, Unavailable
 from core.link.messages import SetTargets, StartJob
 from tests.api.serving import served
 from tests.client.openai import ChatServer
@@ -34,7 +34,7 @@ def settings(data_dir: Path) -> Iterator[Settings]:
 
 @pytest.fixture
 def client(settings: Settings) -> Iterator[Client]:
-    with Client(settings.api_url) as client:
+    with Client(settings.api_url, token=settings.token_file) as client:
         yield client
 
 
@@ -79,9 +79,18 @@ def test_something_else_that_answers_is_not_taken_for_it(chat_server: ChatServer
 
 def test_connect_reads_the_settings(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARLI_API_PORT", str(settings.api_port))
+    monkeypatch.setenv("HARLI_DATA_DIR", str(settings.data_dir))
     with connect() as client:
         assert client.base_url == settings.api_url
-        assert client.health().dispatcher
+        assert client.me().user == "admin"
+
+
+def test_the_local_admins_token_is_shown_to_no_other_api(
+    settings: Settings, chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARLI_DATA_DIR", str(settings.data_dir))
+    with Client(settings.api_url) as client, pytest.raises(Unauthorized):
+        client.jobs()
 
 
 def test_every_method_says_what_it_gives() -> None:
@@ -322,20 +331,27 @@ def test_an_answer_streams_and_ends_with_its_figures(
     assert (sent["max_tokens"], sent["temperature"]) == (16, 0)
 
 
-def test_an_adapter_is_addressed_by_its_name(client: Client, engine: EnginePeer, chat_server: ChatServer) -> None:
+def test_an_adapter_is_addressed_by_its_name(
+    client: Client, engine: EnginePeer, chat_server: ChatServer, tmp_path: Path
+) -> None:
+    client.upload_adapter(files.adapter(tmp_path / "sailor"))
+    client.deploy_adapter("sailor")
+    until(lambda: client.adapter("sailor").deployment == "deployed")
     messages = [schemas.Message(role="system", content="Ahoy"), {"role": "user", "content": "Where to?"}]
     reply = client.chat(messages, "sailor", stream=False)
     assert isinstance(reply, ChatReply)
     assert reply.text == "Down to the sea."
-    assert chat_server.requests[0]["model"] == "small:sailor"
-    assert chat_server.requests[0]["messages"][0] == {"role": "system", "content": "Ahoy"}
+    assert chat_server.requests[-1]["model"] == "small:sailor"
+    assert chat_server.requests[-1]["messages"][0] == {"role": "system", "content": "Ahoy"}
 
 
 def test_what_the_engine_refuses_is_said_in_its_words(
     client: Client, engine: EnginePeer, chat_server: ChatServer
 ) -> None:
-    chat_server.refusal = "no adapter of that name is loaded"
-    with pytest.raises(Invalid, match="no adapter of that name is loaded"):
+    chat_server.refusal = "the prompt is longer than the context"
+    with pytest.raises(Invalid, match="the prompt is longer than the context"):
+        client.chat("Hello", stream=False)
+    with pytest.raises(NotFound, match="nobody"):
         client.chat("Hello", "nobody", stream=False)
 
 
@@ -356,7 +372,7 @@ def test_a_reader_who_leaves_ends_the_generation(client: Client, engine: EngineP
 
 def test_without_an_engine_chat_says_so(client: Client) -> None:
     with pytest.raises(Unavailable, match="engine is absent"):
-        client.chat("Hello")
+        client.chat("Hello", stream=False)
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------

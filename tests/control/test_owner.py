@@ -64,7 +64,7 @@ def start(store_url: str, link_url: str, data_dir: Path) -> Iterator[Callable[[]
             log = stack.enter_context((data_dir / f"api-{port}.log").open("wb"))
             process = subprocess.Popen([sys.executable, "-m", "core.api"], env=environment, stdout=log, stderr=log)
             stack.callback(_end, process)
-            client = stack.enter_context(Client(f"http://127.0.0.1:{port}"))
+            client = stack.enter_context(Client(f"http://127.0.0.1:{port}", token=data_dir / "admin-token"))
             until(lambda: _answers(client, process), 60, "the API")
             return Api(process, client)
 

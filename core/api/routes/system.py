@@ -10,11 +10,16 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse
 
 from core.api import schemas
-from core.api.depends import ControlDep
-from core.control import engines, telemetry
+from core.api.depends import ControlDep, Cursor, Limit, PrincipalDep
+from core.control import engines, notices, targets, telemetry
+from core.control.context import Control
+from core.control.engines import in_words
+from core.control.principal import NOBODY
 from core.telemetry import prometheus
+from db import alerts, jobs
 from db import engines as engine_rows
-from db import jobs, targets
+from db import targets as target_rows
+from db.base import now
 
 router = APIRouter(tags=["engine"])
 metrics_router = APIRouter(tags=["engine"])
@@ -39,6 +44,18 @@ def engine(control: ControlDep) -> schemas.Engine:
         return engines.view(session)
 
 
+@router.get("/notices", summary="What the engine had to tell")
+def all_notices(
+    control: ControlDep,
+    code: Annotated[list[str] | None, Query(max_length=20, description="only of these codes")] = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> schemas.Page[schemas.Notice]:
+    """Newest first, two weeks of them: `guard` and `guard_lifted` (finetuning stood still, and why), `targets` (others
+    came into force), fallbacks, refused commands."""
+    return notices.page(control, limit, cursor, tuple(code or ()))
+
+
 @router.get("/live", summary="Engine, targets and the last seconds summed up")
 def live(
     control: ControlDep, window_s: Annotated[float, Query(gt=0, le=600, description="seconds to sum up")] = 60
@@ -60,8 +77,22 @@ def history(
 
 @router.get("/parts", summary="The supervised processes")
 def parts(control: ControlDep) -> list[schemas.Part]:
-    """Empty when Harli was not started by `harli up`."""
-    return telemetry.parts(control)
+    """With the memory that each takes. Empty when Harli was not started by `harli up`."""
+    return telemetry.weighed(telemetry.parts(control))
+
+
+@router.get("/settings", summary="The settings of this API process")
+def settings(control: ControlDep) -> dict[str, str]:
+    """By name as in harli.toml, without what is secret."""
+    return in_words(control)
+
+
+@router.get("/doctor", summary="What the machine has and lacks")
+async def doctor(request: Request, control: ControlDep) -> schemas.Doctor:
+    """The report of `harli doctor`, on the machine of this API process; taken at most once a minute, in some seconds."""
+    control.principal.require_platform("viewer")
+    examination: Examination = request.app.state.examination
+    return await examination.report()
 
 
 @router.get(
@@ -71,13 +102,13 @@ def parts(control: ControlDep) -> list[schemas.Part]:
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def events(
-    request: Request, last_event_id: Annotated[str | None, Header(max_length=40)] = None
+    request: Request, principal: PrincipalDep, last_event_id: Annotated[str | None, Header(max_length=40)] = None
 ) -> EventSourceResponse:
     """Each event's data is an `Event`; its event name is the topic. With Last-Event-ID (browsers send it when they
     reconnect) what was missed comes first, as far as an hour back. Telemetry comes once a second and has no id."""
     last = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else None
     ending = anyio.Event()
-    stream = request.app.state.broadcaster.events(last, ending)
+    stream = request.app.state.broadcaster.events(principal.scope, last, ending)
     return EventSourceResponse(stream, ping=15, shutdown_event=ending, shutdown_grace_period=1)
 
 
@@ -87,16 +118,23 @@ async def events(
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def metrics(request: Request, control: ControlDep) -> Response:
-    """Counters and histograms are of the time that this process has followed the engine."""
+def metrics(request: Request, principal: PrincipalDep) -> Response:
+    """Counters and histograms are of the time that this process has followed the engine. While the API listens on a
+    loopback address no token is needed, elsewhere one of a user of the tenant `default`."""
+    if principal is not NOBODY:
+        principal.require_platform("viewer")
+    control: Control = request.app.state.control
     with control.store.read() as session:
-        in_force = targets.current(session)
+        in_force = targets.in_force(target_rows.current(session), now())
         record = engine_rows.current(session)
         counts = jobs.counts(session)
+        firing = [alert.severity for alert in alerts.open_ones(session).values() if alert.state == "firing"]
     text = prometheus.render(
         control.totals,
         jobs={state: counts.get(state, 0) for state in jobs.STATES},
-        targets=[(t["kind"], t["quantile"], t["ms"]) for t in (in_force.targets if in_force is not None else [])],
+        targets=[(target.kind, target.quantile, target.tenant or "", target.ms) for target in in_force],
+        alerts={severity: firing.count(severity) for severity in ("info", "warning", "critical")},
+        parts=[(part.name, part.state, part.restarts) for part in telemetry.parts(control)],
         engine_ready=record is not None and record.state == "ready",
         dispatcher=request.app.state.owner.owns,
     )
