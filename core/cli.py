@@ -21,6 +21,9 @@ from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from core.cli_alerts import alerts as alerts_group
+from core.cli_intake import mount as mount_intake
+from core.cli_jobs import mount as mount_jobs
+from core.cli_jobs import show_estimate
 from core.cli_profile import group as profile_group
 from core.cli_tenants import mount as mount_tenants
 from core.config import Settings
@@ -60,6 +63,8 @@ app.command()(simulator.whatif)
 app.add_typer(profile_group, name="profile")
 app.add_typer(alerts_group, name="alerts")
 mount_tenants(app)
+mount_jobs(app, jobs)
+mount_intake(datasets, adapters)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many, newest first.")]
@@ -103,6 +108,14 @@ def up(
     from core import supervise
 
     supervise.up(settings(), demo=demo, console=console)
+
+
+@app.command()
+def down() -> None:
+    """Stop the `harli up` of this data directory, wherever it was started; a running job writes a checkpoint first."""
+    from core import supervise
+
+    supervise.down(settings().data_dir)
 
 
 @app.command()
@@ -186,6 +199,7 @@ def submit(
     dataset: Annotated[str, typer.Option(help="A data set's name, or a file, which is uploaded first.")],
     adapter: Annotated[str, typer.Option(help="The name under which the adapter is stored and served.")],
     name: Annotated[str | None, typer.Option(help="A name for the job.")] = None,
+    preset: Annotated[str | None, typer.Option(help="quick, balanced or thorough; fills in what is not given.")] = None,
     start_from: Annotated[
         str | None, typer.Option("--from", help="The adapter to go on from (NAME or NAME@V).")
     ] = None,
@@ -202,9 +216,23 @@ def submit(
     accumulation: Annotated[int | None, typer.Option(help="Micro-batches of an optimizer step.")] = None,
     sequence_length: Annotated[int | None, typer.Option(help="The longest row, in tokens.")] = None,
     evaluation_fraction: Annotated[float | None, typer.Option(help="Share of the rows held out.")] = None,
+    evaluate_every: Annotated[int | None, typer.Option(help="Steps between evaluations.")] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="End after so many evaluations in a row without improvement.")
+    ] = None,
+    keep_best: Annotated[
+        bool | None, typer.Option("--keep-best", help="Store the adapter of the lowest evaluation loss.")
+    ] = None,
+    sample_prompt: Annotated[
+        list[str] | None, typer.Option(help="To be answered by the adapter at each evaluation; may be repeated.")
+    ] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option()] = None,
     priority: Annotated[int | None, typer.Option(help="-100 to 100; higher runs earlier.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="Warn when it will not have ended by then: 2026-12-24T18:00+01:00.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and submit nothing.")] = False,
     deploy: Annotated[bool | None, typer.Option("--deploy/--no-deploy", help="Serve the finished adapter.")] = None,
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same key submits once.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show its progress until it ends.")] = False,
@@ -221,28 +249,35 @@ def submit(
         use_rslora=rslora,
     )
     with connected() as client:
-        job = client.submit_job(
-            idempotency_key=key,
-            **_given(
-                dataset=_uploaded(client, Path(dataset)) if Path(dataset).is_file() else dataset,
-                adapter_name=adapter,
-                name=name,
-                initial_adapter=start_from,
-                lora=lora or None,
-                learning_rate=learning_rate,
-                schedule=schedule,
-                epochs=epochs,
-                max_steps=max_steps,
-                micro_batch_tokens=micro_batch_tokens,
-                accumulation=accumulation,
-                sequence_length=sequence_length,
-                evaluation_fraction=evaluation_fraction,
-                checkpoint_every=checkpoint_every,
-                seed=seed,
-                priority=priority,
-                deploy=deploy,
-            ),
+        fields = _given(
+            dataset=_uploaded(client, Path(dataset)) if Path(dataset).is_file() else dataset,
+            adapter_name=adapter,
+            name=name,
+            preset=preset,
+            initial_adapter=start_from,
+            lora=lora or None,
+            learning_rate=learning_rate,
+            schedule=schedule,
+            epochs=epochs,
+            max_steps=max_steps,
+            micro_batch_tokens=micro_batch_tokens,
+            accumulation=accumulation,
+            sequence_length=sequence_length,
+            evaluation_fraction=evaluation_fraction,
+            evaluate_every=evaluate_every,
+            patience=patience,
+            keep_best=keep_best,
+            sample_prompts=sample_prompt or None,
+            checkpoint_every=checkpoint_every,
+            seed=seed,
+            priority=priority,
+            deadline=deadline,
+            deploy=deploy,
         )
+        if dry_run:
+            show_estimate(client.estimate_job(**fields), json)
+            return
+        job = client.submit_job(idempotency_key=key, **fields)
         if watch:
             _watch(client, job.id, json)
         elif json:
@@ -495,7 +530,7 @@ def datasets_upload(
     json: AsJson = False,
 ) -> None:
     """Send a file, have it checked and stored."""
-    columns = dict(_pair(text) for text in column or [])
+    columns = dict(pair(text) for text in column or [])
     with connected() as client, _upload_progress() as progress:
         found = client.upload_dataset(
             file, name, columns=columns or None, new_version=new_version, on_progress=progress
@@ -503,7 +538,7 @@ def datasets_upload(
     _show_dataset(found, json)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def pair(text: str) -> tuple[str, str]:
     role, equals, column = text.partition("=")
     if not equals:
         raise typer.BadParameter(f"{text!r} is not ROLE=COLUMN, as in prompt=question")
@@ -594,10 +629,16 @@ def adapters_upload(
 
 
 @adapters.command("deploy")
-def adapters_deploy(name: Named, version: Version = None, json: AsJson = False) -> None:
+def adapters_deploy(
+    name: Named,
+    version: Version = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Until the engine serves it.")] = False,
+    json: AsJson = False,
+) -> None:
     """Serve an adapter."""
     with connected() as client:
-        _show_adapter(client.deploy_adapter(name, version), json)
+        found = client.deploy_adapter(name, version)
+        _show_adapter(client.wait_for_adapter(name) if wait else found, json)
 
 
 @adapters.command("undeploy")

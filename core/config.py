@@ -57,6 +57,15 @@ class FinetuneSettings(BaseModel):
     micro_batch_tokens: int = Field(256, ge=32, description="Default tokens of a packed micro-batch.")
 
 
+class RetentionSettings(BaseModel):
+    """Which old versions go by themselves: those beyond the newest of a name that are older than `days`, unless they
+    are served, named by an alias or needed by a job. None: all are kept."""
+
+    adapter_versions: int | None = Field(None, ge=1)
+    dataset_versions: int | None = Field(None, ge=1)
+    days: float = Field(30.0, ge=0)
+
+
 class Settings(BaseSettings):
     """Everything that can be set, with its default."""
 
@@ -86,6 +95,7 @@ class Settings(BaseSettings):
     )
     engine: EngineSettings = EngineSettings()
     finetune: FinetuneSettings = FinetuneSettings()
+    retention: RetentionSettings = RetentionSettings()
 
     @property
     def api_url(self) -> str:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from core.api import schemas
+from core.target_text import window_text
 
 T = TypeVar("T")
 Column = tuple[str, Callable[[T], object]]
@@ -119,6 +120,47 @@ TARGET_COLUMNS: Sequence[Column[schemas.TargetBody]] = (
     ("KIND", lambda target: target.kind),
     ("QUANTILE", lambda target: f"p{target.quantile * 100:g}"),
     ("MS", lambda target: target.ms),
+    ("TENANT", lambda target: target.tenant or "everyone"),
+    ("WHEN", lambda target: "; ".join(window_text(window) for window in target.windows) or "always"),
+)
+IN_FORCE_COLUMNS: Sequence[Column[schemas.TargetInForce]] = (
+    ("KIND", lambda target: target.kind),
+    ("QUANTILE", lambda target: f"p{target.quantile * 100:g}"),
+    ("MS", lambda target: target.ms),
+    ("TENANT", lambda target: target.tenant or "everyone"),
+    ("WHY", lambda target: target.reason),
+    ("UNTIL", lambda target: f"{target.until:%a %H:%M} UTC" if target.until else None),
+)
+FRONTIER_COLUMNS: Sequence[Column[schemas.FrontierPoint]] = (
+    ("TARGET MS", lambda point: point.target_ms),
+    ("FINETUNE TOKENS/S", lambda point: point.finetune_tokens_s),
+    ("OF EXCLUSIVE", lambda point: f"{point.exclusive_share * 100:.1f} %"),
+    ("ITL P50", lambda point: point.itl_p50_ms),
+    ("ITL P99", lambda point: point.itl_p99_ms),
+    ("ATTAINED", lambda point: f"{point.attainment * 100:.2f} %"),
+    ("LAYOUT", lambda point: point.layout),
+)
+NOTICE_COLUMNS: Sequence[Column[schemas.Notice]] = (
+    ("WHEN", lambda notice: notice.time),
+    ("LEVEL", lambda notice: notice.level),
+    ("CODE", lambda notice: notice.code),
+    ("WHAT", lambda notice: notice.message),
+)
+ALERT_COLUMNS: Sequence[Column[schemas.Alert]] = (
+    ("RULE", lambda alert: alert.rule),
+    ("SEVERITY", lambda alert: alert.severity),
+    ("STATE", lambda alert: alert.state),
+    ("SINCE", lambda alert: alert.began_at),
+    ("WHAT", lambda alert: alert.message),
+)
+ALERT_RULE_COLUMNS: Sequence[Column[schemas.AlertRule]] = (
+    ("NAME", lambda rule: rule.name),
+    ("FIGURE", lambda rule: rule.metric),
+    ("IS", lambda rule: f"{rule.comparison} {rule.threshold:g}"),
+    ("OF S", lambda rule: rule.window_s),
+    ("FOR S", lambda rule: rule.for_s),
+    ("SEVERITY", lambda rule: rule.severity),
+    ("ON", lambda rule: "yes" if rule.enabled else "no"),
 )
 
 
@@ -171,6 +213,10 @@ def dataset_facts(dataset: schemas.Dataset) -> None:
             say(f"    {_cell(example)}")
 
 
+def _before(history: Sequence[int]) -> str:
+    return f", before that {', '.join(map(str, reversed(history)))}" if history else ""
+
+
 def adapter_facts(adapter: schemas.Adapter) -> None:
     """An adapter with its versions."""
     facts(
@@ -180,6 +226,10 @@ def adapter_facts(adapter: schemas.Adapter) -> None:
             ("wanted", adapter.wanted_version),
             ("state", adapter.deployment),
             ("error", f"{adapter.error.message} [{adapter.error.code}]" if adapter.error else None),
+            *(
+                (alias.address, f"version {alias.wanted_version}, {alias.deployment}" + _before(alias.history))
+                for alias in adapter.aliases
+            ),
         ]
     )
     columns: Sequence[Column[schemas.AdapterVersion]] = (
@@ -188,7 +238,9 @@ def adapter_facts(adapter: schemas.Adapter) -> None:
         ("RANK", lambda version: version.rank),
         ("ALPHA", lambda version: version.alpha),
         ("SIZE", lambda version: size(version.bytes)),
+        ("BASE", lambda version: version.base),
         ("JOB", lambda version: version.job_id),
+        ("MADE OF", lambda version: ", ".join(version.parents or ()) or version.dataset),
         ("CREATED", lambda version: version.created_at),
     )
     table(adapter.versions, columns, "It has no versions.")

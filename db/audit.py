@@ -17,7 +17,17 @@ from db.scope import Owned
 _KEY = "audit"
 # Tables that follow from a change, or are figures of their own.
 _NOT_CHANGES = frozenset(
-    {"audit", "changes", "idempotency_keys", "job_events", "job_logs", "job_metrics", "leases", "telemetry"}
+    {
+        "audit",
+        "changes",
+        "idempotency_keys",
+        "job_events",
+        "job_logs",
+        "job_metrics",
+        "leases",
+        "operations",
+        "telemetry",
+    }
 )
 _LONGEST = 200
 _MOST_FIELDS = 40

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from db import (
     adapters,
+    alerts,
     audit,
     changes,
     datasets,
@@ -11,6 +12,9 @@ from db import (
     idempotency,
     jobs,
     leases,
+    notices,
+    openai,
+    operations,
     quotas,
     samples,
     schedules,
@@ -23,6 +27,7 @@ from db.base import Base
 
 __all__ = [
     "adapters",
+    "alerts",
     "audit",
     "changes",
     "datasets",
@@ -30,6 +35,9 @@ __all__ = [
     "idempotency",
     "jobs",
     "leases",
+    "notices",
+    "openai",
+    "operations",
     "quotas",
     "samples",
     "schedules",

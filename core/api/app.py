@@ -21,6 +21,7 @@ from core.api.routes import (
     datasets,
     jobs,
     openai,
+    operations,
     quotas,
     schedules,
     system,
@@ -93,8 +94,9 @@ def create_app(settings: Settings) -> FastAPI:
     api = APIRouter(prefix="/api", dependencies=[Depends(_BEARER)])
     for module in (system, datasets, jobs, schedules, webhooks, adapters, targets, alerts, tenants, quotas):
         api.include_router(module.router)
-    for names in (datasets.names_router, adapters.names_router):
+    for names in (datasets.names_router, datasets.previews_router, adapters.names_router):
         api.include_router(names)
+    api.include_router(operations.router)
     api.include_router(tenants.me_router)
     api.include_router(targets.frontier_router)
     app.include_router(api)

@@ -38,6 +38,7 @@ METRICS = "/metrics"
 _AREAS = {
     "/api/datasets": "datasets",
     "/api/uploads": "datasets",
+    "/api/operations": "datasets",
     "/v1/files": "datasets",
     "/api/jobs": "jobs",
     "/api/schedules": "jobs",
@@ -48,8 +49,10 @@ _AREAS = {
     "/api/targets": "targets",
     "/api/alerts": "targets",
 }
-# A model is asked by POST, and nothing is changed by that; the route bounds the body.
-ASKS = ("/v1/chat", "/v1/completions", "/v1/embeddings", "/api/jobs/estimate")
+# These are asked by POST, and nothing is changed by that; where it is a model, the route bounds the body.
+ASKS = ("/v1/chat/completions", "/v1/completions", "/api/jobs/estimate")
+# What the machine is and how it is set up concerns those who run it.
+_PLATFORM = ("/api/settings", "/api/doctor")
 # These take files, whose size the routes bound while they come.
 UPLOADS = ("/api/datasets", "/api/uploads", "/api/adapters", "/v1/files")
 MAX_BODY = 1 << 20
@@ -92,7 +95,7 @@ class Gate:
             return
         state = scope["app"].state
         path = scope["path"].rstrip("/") or "/"
-        changes = scope["method"] not in SAFE and not path.startswith(ASKS)
+        changes = scope["method"] not in SAFE and not _is_under(path, *ASKS)
         token = _token(scope)
         try:
             principal = await self._principal(state.tokens, scope, path, token)
@@ -163,7 +166,7 @@ class Gate:
                 content += message.get("body", b"")
             await send(message)
 
-        bounded = receive if path.startswith(UPLOADS) else _Bounded(receive, scope)
+        bounded = receive if _is_under(path, *UPLOADS) else _Bounded(receive, scope)
         try:
             await self._app(scope, bounded, sending)
         finally:
@@ -218,10 +221,18 @@ def describe(actor: Actor, scope: Scope) -> None:
 
 
 def _authorise(principal: Principal, path: str, changes: bool) -> None:
+    if _is_under(path, *_PLATFORM):
+        principal.require_platform("viewer")
     if not changes:
         return
-    area = next((area for prefix, area in _AREAS.items() if f"{path}/".startswith(f"{prefix}/")), "admin")
+    area = next((area for prefix, area in _AREAS.items() if _is_under(path, prefix)), "admin")
     principal.require("admin" if area == "admin" else "operator", area)
+    if area == "targets":
+        principal.require_platform("operator")
+
+
+def _is_under(path: str, *prefixes: str) -> bool:
+    return f"{path}/".startswith(tuple(f"{prefix}/" for prefix in prefixes))
 
 
 def _actor(scope: Scope, principal: Principal) -> Actor:

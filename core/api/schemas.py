@@ -6,9 +6,11 @@ An error is answered as ``{"error": {"code", "message", "param"}}`` with the sta
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from core.api import methods
 
 T = TypeVar("T")
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
@@ -73,6 +75,17 @@ class DatasetReport(BaseModel):
     answer_tokens: int | None = None
     longest_row_tokens: int | None = None
     mean_row_tokens: float | None = None
+    lengths: list[LengthBucket] = Field([], description="rows by length, each bucket twice as wide as the one before")
+    length_unit: Literal["tokens", "bytes"] = "tokens"
+    languages: dict[str, int] = Field({}, description="ISO 639-1 code (or other) → rows of a sample")
+    content_sha256: str | None = Field(None, description="of the normalised rows, whatever format they came in")
+
+
+class LengthBucket(BaseModel):
+    """Rows longer than half of `up_to` and no longer than it."""
+
+    up_to: int
+    rows: int
 
 
 class Dataset(BaseModel):
@@ -91,9 +104,47 @@ class Message(BaseModel):
     content: str
 
 
+class DatasetMessage(Message):
+    """A message with what the OpenAI form has beside role and content; a weight of 0 keeps an answer from the loss."""
+
+    tool_calls: list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    weight: int | None = None
+
+
 class DatasetRow(BaseModel):
     index: int
-    messages: list[Message]
+    messages: list[DatasetMessage]
+    tools: list[dict[str, Any]] | None = None
+
+
+class DatasetColumn(BaseModel):
+    """A column of a file that is looked at: its name, what its values are, the beginning of the first."""
+
+    name: str
+    kind: str
+    example: str
+
+
+class DatasetPreview(BaseModel):
+    """How a file would be read, before it is uploaded. `format` is None while no shape fits its columns: then `columns`
+    are to be mapped to `roles`. `faults` are those of the rows that were looked at."""
+
+    container: str
+    format: str | None = None
+    columns: list[DatasetColumn]
+    mapping: dict[str, str] = Field({}, description="role → column, as it would be read")
+    roles: list[str] = Field([], description="what a column can be mapped to")
+    rows: list[DatasetRow]
+    faults: list[str] = []
+
+
+class RenderedRow(BaseModel):
+    """A row as the model's chat template writes it: its tokens, and which of them the loss counts."""
+
+    index: int
+    tokens: list[PackedToken]
 
 
 class PackedToken(BaseModel):
@@ -127,11 +178,23 @@ class LoraBody(Body):
     )
     use_rslora: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_is_served(cls, given: Any) -> Any:
+        """What peft can train and the engine cannot serve is refused with the reason, not as an unknown field."""
+        return methods.plain_lora(given)
+
+
+Preset = Literal["quick", "balanced", "thorough"]
+Prompt = Annotated[str, Field(min_length=1, max_length=4000)]
+
 
 class JobCreate(Body):
-    """A finetuning job. Give `epochs` or `max_steps`, not both; neither means three epochs."""
+    """A finetuning job. Give `epochs` or `max_steps`, not both; neither means three epochs. `preset` fills in what is
+    not given, by the size of the data set."""
 
     dataset: str = Field(description="name or id of a data set")
+    preset: Preset | None = None
     adapter_name: str = Field(pattern=NAME, description="name under which the finished adapter is stored and served")
     name: str | None = Field(None, max_length=120)
     initial_adapter: str | None = Field(None, description="adapter (name or name@version) to start from")
@@ -150,7 +213,16 @@ class JobCreate(Body):
     evaluation_fraction: float = Field(0.05, ge=0, lt=0.9)
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations; 0: once at the end")
     checkpoint_every: int = Field(20, ge=1)
+    patience: int = Field(
+        0, ge=0, le=1000, description="end after so many evaluations in a row without improvement; 0: never"
+    )
+    keep_best: bool = Field(False, description="store the adapter of the lowest evaluation loss, not of the last step")
+    sample_prompts: list[Prompt] = Field(
+        [], max_length=8, description="answered by the adapter at each evaluation, to look at while it trains"
+    )
+    sample_tokens: int = Field(64, ge=1, le=1024, description="most tokens of such an answer")
     priority: int = Field(0, ge=-100, le=100)
+    deadline: AwareDatetime | None = Field(None, description="warn when the job will not have ended by then")
     deploy: bool = Field(True, description="load the finished adapter into the engine")
 
 
@@ -173,8 +245,13 @@ class Job(BaseModel):
     loss: float | None = None
     first_loss: float | None = None
     eval_loss: float | None = None
+    best_step: int | None = Field(None, description="after which the evaluation loss was the lowest, `best_loss`")
+    best_loss: float | None = None
     tokens: int = 0
+    expected_tokens: int | None = Field(None, description="that it will train on in all, without padding")
     priority: int = 0
+    deadline: datetime | None = None
+    schedule_id: str | None = None
     resumes: int = 0
     error: ErrorDetail | None = None
     waiting_reason: str | None = Field(None, description="why a job that could run does not run now")
@@ -187,6 +264,7 @@ class JobStop(Body):
 class JobPatch(Body):
     priority: int | None = Field(None, ge=-100, le=100)
     name: str | None = Field(None, max_length=120)
+    deadline: AwareDatetime | None = None
 
 
 class JobEvent(BaseModel):
@@ -215,14 +293,31 @@ class JobMetric(BaseModel):
 class AdapterVersion(BaseModel):
     version: int
     created_at: datetime
-    origin: Literal["trained", "uploaded"]
+    origin: Literal["trained", "imported", "merged"]
     job_id: str | None = None
     dataset_id: str | None = None
+    dataset: str | None = Field(None, description="name@version of the data set, while there is one")
+    base: str | None = Field(None, description="the model that it belongs to")
+    parents: list[str] | None = Field(None, description="what a merged one was made of, as name@version*weight")
     rank: int
     alpha: float
     target_modules: list[str]
     bytes: int
     sha256: str
+
+
+class AdapterAlias(BaseModel):
+    """A name for one of the versions: the engine serves it as ``name@alias``. `history`: the versions that it stood for
+    before, oldest first."""
+
+    alias: str
+    address: str
+    wanted_version: int | None
+    deployed_version: int | None = None
+    deployment: Literal["none", "loading", "deployed", "unloading", "failed"] = "none"
+    error: ErrorDetail | None = None
+    history: list[int] = []
+    updated_at: datetime
 
 
 class Adapter(BaseModel):
@@ -236,10 +331,37 @@ class Adapter(BaseModel):
     wanted_version: int | None = None
     deployment: Literal["none", "loading", "deployed", "unloading", "failed"] = "none"
     error: ErrorDetail | None = None
+    aliases: list[AdapterAlias] = []
 
 
 class AdapterDeploy(Body):
     version: int | None = Field(None, ge=1, description="None: the newest")
+
+
+class AdapterPart(Body):
+    """One of the adapters that are merged: ``name``, ``name@version`` or ``name@alias``, and its weight in the sum."""
+
+    adapter: str = Field(max_length=120)
+    weight: float = Field(1.0, ge=-10, le=10, allow_inf_nan=False)
+
+
+class AdapterMerge(Body):
+    parts: list[AdapterPart] = Field(min_length=2, max_length=8)
+
+
+class Operation(BaseModel):
+    """Work that goes on after a request, or that a long one is busy with: `done` of `total` bytes."""
+
+    id: str
+    kind: Literal["dataset", "merge"]
+    subject: str
+    state: Literal["running", "succeeded", "failed", "cancelled"]
+    done: int = 0
+    total: int = 0
+    error: ErrorDetail | None = None
+    result: str | None = None
+    created_at: datetime
+    updated_at: datetime
 
 
 # ---- targets, engine, telemetry --------------------------------------------------------------------------------------
@@ -327,6 +449,9 @@ class Engine(BaseModel):
     kv_tokens: int | None = None
     max_running_requests: int | None = None
     partitions: list[str] = []
+    policy: str = ""
+    margin: float = Field(0.0, description="share of a target that is never planned with")
+    settings: dict[str, str] = Field({}, description="what it runs with, for people")
     solo_itl_ms: float | None = None
     running_job: str | None = None
     since: datetime | None = None
@@ -343,6 +468,7 @@ class Part(BaseModel):
     restarts: int = 0
     message: str = ""
     since: datetime
+    memory_bytes: int | None = Field(None, description="resident memory of the part and its children, when it runs here")
 
 
 class TelemetryPoint(BaseModel):
@@ -375,11 +501,82 @@ class TelemetryPoint(BaseModel):
     plan_beside: float = 0.0
     plan_reason: str = ""
     paused_reason: str | None = None
+    target_ms: float | None = Field(None, description="the tightest ITL target of everyone, at the end")
     guard_pauses: int = 0
     guarded_share: float = Field(0.0, description="share of the time in which the guard held finetuning back")
     tenant_attainment: dict[str, float] = Field(
         {}, description="share of gaps within its own ITL target, of each tenant that has one"
     )
+
+
+class FrontierPoint(BaseModel):
+    """What a target costs and gives. layout: the one that most steps ran in."""
+
+    target_ms: float
+    finetune_tokens_s: float
+    exclusive_share: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+    attainment: float
+    layout: str
+
+
+class Frontier(BaseModel):
+    """Finetune throughput against the ITL target at the present load, simulated with the engine's own policy and
+    predictor. `source`: the profile that was measured on this machine; what the engine has learnt of itself while it
+    served (`learnt`); or none, and `missing` says what is lacking."""
+
+    source: Literal["profile", "learnt", "none"]
+    missing: str | None = None
+    measured_at: datetime | None = None
+    policy: str = ""
+    margin: float = 0.0
+    batch: int = 0
+    kv_tokens: int = 0
+    solo_ms: float | None = None
+    exclusive_tokens_s: float | None = None
+    points: list[FrontierPoint] = []
+    now: FrontierPoint | None = None
+    notes: list[str] = []
+
+
+AlertMetric = Literal[
+    "attainment", "itl_p99_ms", "stall_p99_ms", "ttft_p99_ms", "guarded_share", "finetune_tokens_s", "kv_used_share",
+    "waiting_requests", "queued_jobs", "longest_wait_s", "engine_ready", "parts_down",
+]  # fmt: skip
+
+
+class AlertRuleBody(Body):
+    """An alert fires when the figure is above (below) the threshold for `for_s` seconds. Figures of latency and
+    throughput are of the last `window_s` seconds, the others of the moment; without a figure nothing holds."""
+
+    metric: AlertMetric
+    comparison: Literal["above", "below"]
+    threshold: float = Field(allow_inf_nan=False)
+    window_s: float = Field(60, ge=5, le=600)
+    for_s: float = Field(60, ge=0, le=86_400)
+    severity: Literal["info", "warning", "critical"] = "warning"
+    enabled: bool = True
+
+
+class AlertRule(AlertRuleBody):
+    name: str
+    updated_at: datetime
+
+
+class Alert(BaseModel):
+    """One time that a rule's condition held. pending: not long enough yet; resolved: it does not any more. `value` is
+    the figure when the state changed last."""
+
+    id: int
+    rule: str
+    severity: Literal["info", "warning", "critical"]
+    state: Literal["pending", "firing", "resolved"]
+    value: float | None = None
+    message: str
+    began_at: datetime
+    fired_at: datetime | None = None
+    resolved_at: datetime | None = None
 
 
 class Live(BaseModel):
@@ -392,6 +589,7 @@ class Live(BaseModel):
     window: TelemetryPoint | None = None
     jobs: dict[str, int] = Field({}, description="jobs per state")
     parts: list[Part] = []
+    alerts: list[Alert] = Field([], description="those that are pending or firing")
 
 
 class Event(BaseModel):
@@ -421,6 +619,24 @@ class NameCheck(BaseModel):
     name: str
     available: bool
     reason: str | None = None
+
+
+class DoctorFinding(BaseModel):
+    """One thing that `harli doctor` looked at. level: ok; note (worth knowing); missing (Harli does not run without
+    it)."""
+
+    topic: str
+    level: Literal["ok", "note", "missing"]
+    value: str
+    remedy: str = ""
+
+
+class Doctor(BaseModel):
+    """What the machine of the API has, what will be used of it and what is missing."""
+
+    ok: bool
+    at: datetime
+    findings: list[DoctorFinding]
 
 
 class Health(BaseModel):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
-from uuid import uuid4
 
 from pydantic import ValidationError
 
@@ -17,8 +15,10 @@ from core.api import schemas
 from core.api import tenant_schemas as tenancy
 from core.api.names import name_of
 from core.client.files import Counted, Progress, opened
+from core.client.intake_calls import IntakeCalls
+from core.client.job_calls import JobCalls
 from core.client.rows import Rows
-from core.client.steps import Steps, ask, ask_rows, call, exchange
+from core.client.steps import Steps, ask, ask_rows, call, download, exchange
 from core.errors import Conflict, Invalid, TooLarge
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ M = TypeVar("M")
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 
 
-class Calls:
+class Calls(JobCalls, IntakeCalls):
     """What both clients can do. A call that needs another one describes it by ``yield from Calls.other(self, ...)``."""
 
     # ---- engine, telemetry, parts ------------------------------------------------------------------------------------
@@ -152,6 +152,7 @@ class Calls:
         filename: str | None = None,
         columns: dict[str, str] | None = None,
         new_version: bool = False,
+        operation: str | None = None,
         on_progress: Progress | None = None,
     ) -> Steps[schemas.Dataset]:
         """Send a file (a path or an open binary file) and have it checked and stored.
@@ -159,12 +160,15 @@ class Calls:
         `name` defaults to the file's name without its endings. `columns` maps a role to the file's column where
         sniffing would not find it. A taken name raises Conflict before anything is sent, unless `new_version`.
         `on_progress(sent, total)` is called in bytes. A file that cannot be trained on raises Invalid, whose `report`
-        says what was found.
+        says what was found. Rows that a version of the name has already come back as that version. `operation` is an id
+        of 8 to 64 letters and digits of your making, under which another thread can watch and cancel the check.
         """
         with opened(source, filename) as (file, label):
             params: dict[str, Any] = {"name": name or name_of(label), "new_version": new_version}
             if columns:
                 params["columns"] = json.dumps(columns)
+            if operation is not None:
+                params["operation"] = operation
             if not new_version:
                 _require_free((yield from Calls.check_dataset_name(self, params["name"])))
             return (yield from _upload("/api/datasets", schemas.Dataset, params, file, label, on_progress))
@@ -191,7 +195,7 @@ class Calls:
     @call
     def download_dataset(self, dataset: str, destination: str | Path) -> Steps[Path]:
         """Write the normalised Parquet to `destination` (a file, or a folder to put it in)."""
-        return _download(f"/api/datasets/{dataset}/download", Path(destination))
+        return download(f"/api/datasets/{dataset}/download", Path(destination))
 
     @call
     def delete_dataset(self, dataset: str) -> Steps[None]:
@@ -317,7 +321,8 @@ class Calls:
         on_progress: Progress | None = None,
     ) -> Steps[schemas.Adapter]:
         """Send a peft adapter: its folder (the files in it, not its subfolders), a zip or a tar of it, by path or as
-        an open file. A taken name raises Conflict before anything is sent, unless `new_version`."""
+        an open file, or the path of its safetensors file with adapter_config.json beside it. A taken name raises
+        Conflict before anything is sent, unless `new_version`."""
         with opened(source, filename, zip_folders=True) as (file, label):
             params = {"name": name or name_of(label), "new_version": new_version}
             if not new_version:
@@ -330,6 +335,24 @@ class Calls:
         return ask(schemas.Adapter, "POST", f"/api/adapters/{name}/deploy", json={"version": version})
 
     @call
+    def wait_for_adapter(self, name: str, *, timeout_s: float = 120, poll_s: float = 0.2) -> Steps[schemas.Adapter]:
+        """The adapter once the engine serves the version that is wanted of it. Raises Conflict when that is none or
+        cannot be served, TimeoutError when it takes longer."""
+        deadline = time.monotonic() + timeout_s
+        pause_s = 0.0
+        while True:
+            found = yield from ask(schemas.Adapter, "GET", f"/api/adapters/{name}", after_s=pause_s)
+            if found.deployment == "deployed" and found.deployed_version == found.wanted_version:
+                return found
+            if found.error is not None:
+                raise Conflict(found.error.code, f"adapter {name}: {found.error.message}", found.error.param)
+            if found.wanted_version is None:
+                raise Conflict("not_wanted", f"adapter {name} is not to be served; deploy it first", "name")
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"adapter {name} is {found.deployment} after {timeout_s:g} s")
+            pause_s = poll_s
+
+    @call
     def undeploy_adapter(self, name: str) -> Steps[schemas.Adapter]:
         return ask(schemas.Adapter, "POST", f"/api/adapters/{name}/undeploy")
 
@@ -337,7 +360,7 @@ class Calls:
     def download_adapter(self, name: str, destination: str | Path, version: int | None = None) -> Steps[Path]:
         """Write a zip of the peft folder to `destination` (a file, or a folder to put it in)."""
         params = given({"version": version})
-        return _download(f"/api/adapters/{name}/download", Path(destination), params)
+        return download(f"/api/adapters/{name}/download", Path(destination), params)
 
     @call
     def delete_adapter(self, name: str, version: int | None = None) -> Steps[None]:
@@ -448,21 +471,6 @@ def _upload(
     body = Counted(file, on_progress) if on_progress is not None else file
     # The answer comes when the file has been checked, which takes as long as the file is long.
     return (yield from ask(answer, "POST", path, params=params, files={"file": (label, body)}, read_timeout_s=3600))
-
-
-def _download(path: str, destination: Path, params: dict[str, Any] | None = None) -> Steps[Path]:
-    folder = destination if destination.is_dir() else destination.parent
-    part = folder / f".{uuid4().hex}.part"
-    try:
-        with part.open("wb") as file:
-            response = yield from exchange("GET", path, params=params or {}, into=file)
-        if destination.is_dir():
-            named = re.search(r'filename="([^"/\\]+)"', response.headers.get("content-disposition", ""))
-            destination = destination / (named.group(1) if named else path.split("/")[-2])
-        part.replace(destination)
-    finally:
-        part.unlink(missing_ok=True)
-    return destination
 
 
 def _require_free(check: schemas.NameCheck) -> None:

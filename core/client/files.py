@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +12,16 @@ from typing import BinaryIO
 from core.errors import Invalid, NotFound
 
 Progress = Callable[[int, int], None]
+HEAD_BYTES = 1 << 20
+# Tables have their columns at the end, and packed files cannot be unpacked without it.
+_WHOLE = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff", b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+
+
+def head_of(file: BinaryIO) -> bytes:
+    """As much of a file as tells how it is read: its first MiB, or all of it where that is not enough."""
+    file.seek(0)
+    head = file.read(HEAD_BYTES)
+    return head + file.read() if head.startswith(_WHOLE) else head
 
 
 class Counted:
@@ -46,15 +56,26 @@ def opened(
     path = Path(source).expanduser()
     if not path.exists():
         raise NotFound("file_not_found", f"there is no file {path}; check the path", "source")
+    if zip_folders and path.suffix == ".safetensors":
+        with _zipped([path, path.with_name("adapter_config.json")]) as file:
+            yield file, f"{filename or path.stem}.zip"
+        return
     if not path.is_dir():
         with path.open("rb") as file:
             yield file, filename or path.name
         return
     if not zip_folders:
         raise Invalid("not_a_file", f"{path} is a folder; give the file itself", "source")
+    with _zipped([member for member in sorted(path.iterdir()) if member.is_file()]) as file:
+        yield file, f"{filename or path.resolve().name}.zip"
+
+
+@contextmanager
+def _zipped(members: Sequence[Path]) -> Iterator[BinaryIO]:
+    """The files that there are, as one."""
     with tempfile.TemporaryFile() as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for member in sorted(path.iterdir()):
+            for member in members:
                 if member.is_file():
                     archive.write(member, member.name)
-        yield file, f"{filename or path.resolve().name}.zip"
+        yield file

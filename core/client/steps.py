@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Generic, ParamSpec, TypeVar, overload
+from uuid import uuid4
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
@@ -88,6 +91,22 @@ def ask_rows(row: type[M], path: str, **fields: Any) -> Steps[Rows[M]]:
     """One GET whose answer is a list."""
     found = yield from ask(list[row], "GET", path, **fields)  # type: ignore[valid-type]
     return Rows(found)
+
+
+def download(path: str, destination: Path, params: dict[str, Any] | None = None) -> Steps[Path]:
+    """Write the body of a GET to `destination` (a file, or a folder to put it in), whole or not at all."""
+    folder = destination if destination.is_dir() else destination.parent
+    part = folder / f".{uuid4().hex}.part"
+    try:
+        with part.open("wb") as file:
+            response = yield from exchange("GET", path, params=params or {}, into=file)
+        if destination.is_dir():
+            named = re.search(r'filename="([^"/\\]+)"', response.headers.get("content-disposition", ""))
+            destination = destination / (named.group(1) if named else path.split("/")[-2])
+        part.replace(destination)
+    finally:
+        part.unlink(missing_ok=True)
+    return destination
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sqlalchemy.orm import Session
@@ -17,8 +17,9 @@ from core.errors import Conflict, Invalid, NotFound
 from core.intake import adapter as intake
 from db import adapters as rows
 from db import changes
+from db import datasets as dataset_rows
 from db import jobs as job_rows
-from db.adapters import AdapterRecord, AdapterVersionRecord
+from db.adapters import AdapterAliasRecord, AdapterRecord, AdapterVersionRecord
 from db.base import now
 
 # ---- looking ---------------------------------------------------------------------------------------------------------
@@ -26,7 +27,7 @@ from db.base import now
 
 def get(control: Control, name: str) -> schemas.Adapter:
     with control.store.read() as session:
-        return view(_require(session, name))
+        return view(session, require(session, name))
 
 
 def page(control: Control, limit: int, cursor: str | None) -> schemas.Page[schemas.Adapter]:
@@ -34,11 +35,30 @@ def page(control: Control, limit: int, cursor: str | None) -> schemas.Page[schem
     with control.store.read() as session:
         found = rows.page(session, limit + 1, after)
         following = pages.cursor(found[limit - 1].name) if len(found) > limit else None
-        return schemas.Page(items=[view(record) for record in found[:limit]], next=following)
+        return schemas.Page(items=views(session, found[:limit]), next=following)
 
 
-def view(record: AdapterRecord) -> schemas.Adapter:
-    return schemas.Adapter.model_validate(record, from_attributes=True)
+def view(session: Session, record: AdapterRecord) -> schemas.Adapter:
+    return views(session, [record])[0]
+
+
+def views(session: Session, records: Sequence[AdapterRecord]) -> list[schemas.Adapter]:
+    """With their aliases, and the names of the data sets that their versions were trained on."""
+    aliases = rows.aliases(session, [record.name for record in records])
+    read = {row.dataset_id for record in records for row in record.versions if row.dataset_id is not None}
+    trained_on = {found.id: f"{found.name}@{found.version}" for found in dataset_rows.by_ids(session, read)}
+    shown = []
+    for record in records:
+        adapter = schemas.Adapter.model_validate(record, from_attributes=True)
+        for version in adapter.versions:
+            version.dataset = trained_on.get(version.dataset_id or "")
+        adapter.aliases = [
+            schemas.AdapterAlias.model_validate(alias, from_attributes=True)
+            for alias in aliases
+            if alias.name == record.name
+        ]
+        shown.append(adapter)
+    return shown
 
 
 def check_name(control: Control, name: str) -> schemas.NameCheck:
@@ -59,7 +79,7 @@ def _name_reason(session: Session, name: str) -> str | None:
     return None
 
 
-def _require(session: Session, name: str) -> AdapterRecord:
+def require(session: Session, name: str) -> AdapterRecord:
     record = rows.find(session, name)
     if record is None:
         raise NotFound(
@@ -68,7 +88,7 @@ def _require(session: Session, name: str) -> AdapterRecord:
     return record
 
 
-def _require_version(record: AdapterRecord, version: int | None) -> AdapterVersionRecord:
+def require_version(record: AdapterRecord, version: int | None) -> AdapterVersionRecord:
     row = rows.version_of(record, version)
     if row is None:
         there = ", ".join(str(row.version) for row in record.versions) or "none"
@@ -86,10 +106,10 @@ def _require_version(record: AdapterRecord, version: int | None) -> AdapterVersi
 def require_name(control: Control, name: str, new_version: bool) -> None:
     """Raise Conflict when an upload under this name cannot be stored; to be asked before its body is read."""
     with control.store.read() as session:
-        _require_name(session, name, new_version)
+        require_name_in(session, name, new_version)
 
 
-def _require_name(session: Session, name: str, new_version: bool) -> None:
+def require_name_in(session: Session, name: str, new_version: bool) -> None:
     reason = _name_reason(session, name)
     if reason is not None and not (new_version and rows.find(session, name) is not None):
         raise Conflict("name_taken", reason, "name")
@@ -99,14 +119,12 @@ def upload(control: Control, source: Path, name: str, new_version: bool) -> sche
     """Check an uploaded adapter (folder, zip or tar) and store it as the name's next version."""
     limit = control.settings.max_upload_mib * 2**20
     with unpacked(control, source, max_bytes=limit) as (folder, info):
-        _check(control, info, folder)
+        check(control, info, folder)
         with control.store.write() as session:
-            _require_name(session, name, new_version)
-            record = store(
-                control, session, folder, info, name, tenant=control.principal.tenant, origin="uploaded"
-            )
+            require_name_in(session, name, new_version)
+            record = store(control, session, folder, info, name, tenant=control.principal.tenant, origin="imported")
             session.flush()
-            return view(record)
+            return view(session, record)
 
 
 def store(
@@ -120,6 +138,7 @@ def store(
     origin: str,
     job_id: str | None = None,
     dataset_id: str | None = None,
+    parents: Sequence[str] = (),
 ) -> AdapterRecord:
     """Move a checked folder into its place as the name's next version, in the caller's write transaction: should that
     fail, no row names the folder, and the next one that gets this number replaces it."""
@@ -138,6 +157,9 @@ def store(
             target_modules=list(info.target_modules),
             bytes=info.bytes,
             sha256=info.sha256,
+            # What was checked against a served model belongs to it, whatever it was called elsewhere.
+            base=engine.hello["model"] if (engine := engines.known(session)) is not None else info.base_model,
+            parents=list(parents) or None,
         )
     )
     place = control.adapter_folder(name, record.last_version)
@@ -159,7 +181,7 @@ def unpacked(control: Control, source: Path, *, max_bytes: int) -> Iterator[tupl
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check(control: Control, info: intake.AdapterInfo, folder: Path) -> None:
+def check(control: Control, info: intake.AdapterInfo, folder: Path) -> None:
     """Raise Invalid for what the engine (the present one, else the last) cannot serve."""
     with control.store.read() as session:
         record = engines.known(session)
@@ -179,29 +201,34 @@ def _check(control: Control, info: intake.AdapterInfo, folder: Path) -> None:
 def deploy(control: Control, name: str, version: int | None) -> schemas.Adapter:
     """Want a version (None: the newest) served under the name."""
     with control.store.write() as session:
-        record = _require(session, name)
-        row = _require_version(record, version)
-        engine = engines.view(session)
-        if engine.max_lora_rank is not None and row.rank > engine.max_lora_rank:
-            raise Invalid(
-                "rank_too_large",
-                f"adapter {name}@{row.version} has rank {row.rank} and the engine serves ranks up to "
-                f"{engine.max_lora_rank}; start the engine with a larger HARLI_ENGINE__MAX_LORA_RANK",
-                "version",
-            )
+        record = require(session, name)
+        row = require_version(record, version)
+        require_servable(session, row)
         want(session, record, row.version)
-        return view(record)
+        return view(session, record)
+
+
+def require_servable(session: Session, row: AdapterVersionRecord) -> None:
+    """Raise Invalid when the engine cannot serve the version."""
+    engine = engines.view(session)
+    if engine.max_lora_rank is not None and row.rank > engine.max_lora_rank:
+        raise Invalid(
+            "rank_too_large",
+            f"adapter {row.name}@{row.version} has rank {row.rank} and the engine serves ranks up to "
+            f"{engine.max_lora_rank}; start the engine with a larger HARLI_ENGINE__MAX_LORA_RANK",
+            "version",
+        )
 
 
 def undeploy(control: Control, name: str) -> schemas.Adapter:
     """Want no version served; the engine finishes the requests that use it first."""
     with control.store.write() as session:
-        record = _require(session, name)
+        record = require(session, name)
         want(session, record, None)
-        return view(record)
+        return view(session, record)
 
 
-def want(session: Session, record: AdapterRecord, version: int | None) -> None:
+def want(session: Session, record: AdapterRecord | AdapterAliasRecord, version: int | None) -> None:
     """Say what the engine is to serve; clears an earlier failure, so that it is tried again."""
     record.wanted_version = version
     record.error = None
@@ -211,7 +238,8 @@ def want(session: Session, record: AdapterRecord, version: int | None) -> None:
         record.deployment = "unloading"
     else:
         record.deployment = "loading" if version is not None else "none"
-    changes.add(session, "adapters", "wanted", record.name, tenant=record.tenant, version=version)
+    words = {"version": version, "address": record.address}
+    changes.add(session, "adapters", "wanted", record.name, tenant=record.tenant, **words)
 
 
 # ---- taking away -----------------------------------------------------------------------------------------------------
@@ -220,8 +248,8 @@ def want(session: Session, record: AdapterRecord, version: int | None) -> None:
 def delete(control: Control, name: str, version: int | None) -> None:
     """Delete a version, or (None) all. What the engine serves of it is undeployed."""
     with control.store.write() as session:
-        record = _require(session, name)
-        doomed = record.versions if version is None else [_require_version(record, version)]
+        record = require(session, name)
+        doomed = record.versions if version is None else [require_version(record, version)]
         numbers = [row.version for row in doomed]
         user = job_rows.open_with_initial(session, name, version)
         if user is None and version is None:
@@ -232,23 +260,39 @@ def delete(control: Control, name: str, version: int | None) -> None:
                 f"job {user.id} ({user.state}) needs adapter {name}; stop the job or wait for its end, then delete it",
                 "name",
             )
+        for alias in rows.aliases(session, [name]):
+            if version is None:
+                let_go(session, alias)
+            elif version in (alias.wanted_version, alias.deployed_version):
+                raise Conflict(
+                    "adapter_in_use",
+                    f"{alias.address} stands for version {version}; promote another version, or delete the alias first",
+                    "version",
+                )
         if record.wanted_version in numbers or record.deployed_version in numbers:
             want(session, record, None)
         record.versions = [row for row in record.versions if row.version not in numbers]
         if not record.versions:
-            record.deleted = True
-            if record.deployed_version is None:
-                session.flush()
-                rows.remove(session, name)
+            let_go(session, record)
         changes.add(session, "adapters", "deleted", name, tenant=record.tenant, version=version)
     for number in numbers:
         shutil.rmtree(control.adapter_folder(name, number), ignore_errors=True)
 
 
+def let_go(session: Session, record: AdapterRecord | AdapterAliasRecord) -> None:
+    """Take a name away: at once, or as soon as the engine no longer serves it."""
+    record.deleted = True
+    if record.deployed_version is None:
+        session.flush()
+        rows.remove(session, record)
+    else:
+        want(session, record, None)
+
+
 def archive(control: Control, name: str, version: int | None) -> tuple[Path, str]:
     """A zip of a version's peft folder: (a temporary file that the caller deletes, the name to give it)."""
     with control.store.read() as session:
-        row = _require_version(_require(session, name), version)
+        row = require_version(require(session, name), version)
     folder = control.adapter_folder(name, row.version)
     path = control.uploads / f"{new_id('download')}.zip"
     try:

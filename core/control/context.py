@@ -54,7 +54,7 @@ class Control:
 def open_control(settings: Settings) -> Control:
     """Open (and migrate) the store, make the data directory's folders."""
     control = Control(settings, Store(settings.resolved_database_url))
-    for folder in ("datasets", "adapters", "jobs", "uploads", "run"):
+    for folder in ("datasets", "adapters", "exports", "jobs", "uploads", "run"):
         (control.data_dir / folder).mkdir(parents=True, exist_ok=True)
     return control
 

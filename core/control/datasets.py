@@ -9,9 +9,10 @@ from sqlalchemy.orm import Session
 from core.api import schemas
 from core.control import engines, pages
 from core.control.context import Control, new_id
+from core.control.operations import Work
 from core.errors import Conflict, NotFound, Unavailable
 from core.intake import dataset as intake
-from core.intake import packing, tokenizer
+from core.intake import packing, preview, tokenizer
 from core.intake import rows as parquet
 from db import changes
 from db import datasets as rows
@@ -43,19 +44,32 @@ def read_rows(control: Control, name_or_id: str, offset: int, limit: int) -> lis
     return parquet.read(file(control, name_or_id), offset, limit)
 
 
+def rendered(control: Control, name_or_id: str, offset: int, limit: int) -> list[schemas.RenderedRow]:
+    """Rows as the served model's chat template writes them, with the loss mask."""
+    with control.store.read() as session:
+        record = _require(session, name_or_id)
+        model = _model(control, session)
+    return packing.rendered(control.dataset_file(record.id), tokenizer.load(model), offset, limit)
+
+
+def _model(control: Control, session: Session) -> Path:
+    model = engines.model_path(session, control.settings)
+    if model is None:
+        raise Unavailable(
+            "no_tokenizer",
+            "this needs the served model's tokenizer, and no engine has been here yet; try again once the engine is "
+            "ready",
+        )
+    return model
+
+
 def packed(
     control: Control, name_or_id: str, micro_batch_tokens: int | None, sequence_length: int | None, seed: int
 ) -> schemas.PackedPreview:
     """The first micro-batch of a job with these settings (None: the defaults that a job has)."""
     with control.store.read() as session:
         record = _require(session, name_or_id)
-        model = engines.model_path(session, control.settings)
-    if model is None:
-        raise Unavailable(
-            "no_tokenizer",
-            "the packed preview needs the served model's tokenizer, and no engine has been here yet; try again once "
-            "the engine is ready",
-        )
+        model = _model(control, session)
     tokens = micro_batch_tokens or control.settings.finetune.micro_batch_tokens
     return packing.preview(
         control.dataset_file(record.id),
@@ -79,6 +93,11 @@ def _require(session: Session, name_or_id: str) -> DatasetRecord:
             "dataset_not_found", f"there is no data set {name_or_id}; `harli datasets` lists those there are", "dataset"
         )
     return record
+
+
+def look(path: Path, filename: str, columns: dict[str, str] | None, *, partial: bool) -> schemas.DatasetPreview:
+    """How a file would be read, before it is uploaded."""
+    return preview.look(path, filename, columns, partial=partial)
 
 
 # ---- storing ---------------------------------------------------------------------------------------------------------
@@ -117,7 +136,22 @@ def upload(
     columns: dict[str, str] | None,
     new_version: bool,
 ) -> schemas.Dataset:
-    """Check an uploaded file and store it, normalised, as the name's next version.
+    """`store` for those to whom it does not matter whether the data set is new."""
+    return store(control, source, filename, sha256, name, columns, new_version)[0]
+
+
+def store(
+    control: Control,
+    source: Path,
+    filename: str,
+    sha256: str,
+    name: str,
+    columns: dict[str, str] | None,
+    new_version: bool,
+    work: Work | None = None,
+) -> tuple[schemas.Dataset, bool]:
+    """Check an uploaded file and store it, normalised, as the name's next version; (the data set, whether it is new).
+    Rows that a version of the name has already make no new one. `work` is told of progress, and may end it.
 
     Raises Invalid (with the validator's report) when it cannot be trained on; nothing is left of it then.
     """
@@ -127,9 +161,22 @@ def upload(
     dataset_id = new_id("ds")
     place = control.dataset_file(dataset_id)
     try:
-        report = intake.ingest(source, place, filename=filename, tokenizer=tokens, columns=columns)
+        report = intake.ingest(
+            source,
+            place,
+            filename=filename,
+            tokenizer=tokens,
+            columns=columns,
+            usual_tokens=control.settings.finetune.micro_batch_tokens,
+            progress=work.progress if work is not None else None,
+        )
         with control.store.write() as session:
             _require_name(session, name, new_version)
+            same = rows.with_content(session, name, report.content_sha256 or "")
+            # Rows of another model's tokens are worth a version: a job reads those that are stored.
+            if same is not None and same.tokenizer == (tokens.fingerprint if tokens is not None else None):
+                place.unlink()
+                return view(same), False
             record = DatasetRecord(
                 id=dataset_id,
                 tenant=control.principal.tenant,
@@ -138,6 +185,7 @@ def upload(
                 created_at=now(),
                 bytes=source.stat().st_size,
                 sha256=sha256,
+                content_sha256=report.content_sha256,
                 tokenizer=tokens.fingerprint if tokens is not None else None,
                 report=report.model_dump(mode="json"),
             )
@@ -145,7 +193,7 @@ def upload(
             words = {"name": name, "version": record.version}
             changes.add(session, "datasets", "uploaded", dataset_id, tenant=record.tenant, **words)
             session.flush()
-            return view(record)
+            return view(record), True
     except BaseException:
         place.unlink(missing_ok=True)
         raise

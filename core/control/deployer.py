@@ -1,4 +1,5 @@
-"""Making the engine serve the adapters that are wanted, over its own HTTP routes.
+"""Making the engine serve the adapters that are wanted, over its own HTTP routes: each under its name, and what an
+alias stands for under ``name@alias``.
 
 What is wanted and what is served stand in the store; each call looks for a difference and takes one step. A refusal is
 kept as the adapter's error until someone asks again; an engine that does not answer is asked again.
@@ -17,7 +18,7 @@ from core.api import schemas
 from core.control.context import Control
 from db import adapters as rows
 from db import changes, engines
-from db.adapters import AdapterRecord
+from db.adapters import AdapterAliasRecord, AdapterRecord
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ LOAD_TIMEOUT_S = 120.0
 _ABSENT = ("does not exist", "not loaded")
 
 Write = Callable[[], AbstractContextManager[Session]]
+Record = AdapterRecord | AdapterAliasRecord
 
 
 class Deployer:
@@ -52,63 +54,64 @@ class Deployer:
                 try:
                     self._step(http, engine.id, record)
                 except httpx.TransportError as error:
-                    logger.info("engine %s does not answer about adapter %s: %s", engine.id, record.name, error)
+                    logger.info("engine %s does not answer about adapter %s: %s", engine.id, record.address, error)
                     return
 
     @staticmethod
-    def _differs(record: AdapterRecord, engine_id: str) -> bool:
+    def _differs(record: Record, engine_id: str) -> bool:
         if record.deployment == "failed":
             return False
         served = record.deployed_version if record.engine_id == engine_id else None
         return served != record.wanted_version or record.deleted
 
-    def _step(self, http: httpx.Client, engine_id: str, record: AdapterRecord) -> None:
-        name, wanted = record.name, record.wanted_version
+    def _step(self, http: httpx.Client, engine_id: str, record: Record) -> None:
         if record.engine_id == engine_id and record.deployed_version is not None:
-            self._unload(http, engine_id, name)
-        elif wanted is not None:
-            self._load(http, engine_id, name, wanted)
+            self._unload(http, engine_id, record)
+        elif record.wanted_version is not None:
+            self._load(http, engine_id, record, record.wanted_version)
         else:
-            self._note(engine_id, name, None, None)
+            self._note(engine_id, record, None, None)
 
-    def _load(self, http: httpx.Client, engine_id: str, name: str, version: int) -> None:
-        body = {"lora_name": name, "lora_path": str(self._control.adapter_folder(name, version))}
+    def _load(self, http: httpx.Client, engine_id: str, record: Record, version: int) -> None:
+        body = {"lora_name": record.address, "lora_path": str(self._control.adapter_folder(record.name, version))}
         answer = http.post("/load_lora_adapter", json=body)
         if answer.is_error and "already loaded" in answer.text:
             # Loaded by a dispatcher that ended before it could say so; which version is not known.
-            http.post("/unload_lora_adapter", json={"lora_name": name}, timeout=UNLOAD_TIMEOUT_S)
+            http.post("/unload_lora_adapter", json={"lora_name": record.address}, timeout=UNLOAD_TIMEOUT_S)
             answer = http.post("/load_lora_adapter", json=body)
+        named = f"{record.name}@{version}" + (f" as {record.address}" if record.address != record.name else "")
         if answer.is_error:
-            self._note(engine_id, name, None, self._refusal("load", f"{name}@{version}", answer))
+            self._note(engine_id, record, None, self._refusal("load", named, answer))
         else:
-            logger.info("engine %s serves adapter %s@%d", engine_id, name, version)
-            self._note(engine_id, name, version, None)
+            logger.info("engine %s serves adapter %s", engine_id, named)
+            self._note(engine_id, record, version, None)
 
-    def _unload(self, http: httpx.Client, engine_id: str, name: str) -> None:
+    def _unload(self, http: httpx.Client, engine_id: str, old: Record) -> None:
+        address = old.address
         try:
-            answer = http.post("/unload_lora_adapter", json={"lora_name": name}, timeout=UNLOAD_TIMEOUT_S)
+            answer = http.post("/unload_lora_adapter", json={"lora_name": address}, timeout=UNLOAD_TIMEOUT_S)
         except httpx.ReadTimeout:
             # The engine goes on waiting for its requests; what it says the next time tells whether it is through.
-            message = f"requests have used adapter {name} for {UNLOAD_TIMEOUT_S:g} s; the engine waits for their end"
+            message = f"requests have used adapter {address} for {UNLOAD_TIMEOUT_S:g} s; the engine waits for their end"
             with self._write() as session:
-                record = session.get(AdapterRecord, name)
+                record = rows.again(session, old)
                 if record is not None:
                     record.error = schemas.ErrorDetail(code="unload_waits", message=message).model_dump()
-                    changes.add(session, "adapters", "unloading", name, tenant=record.tenant, message=message)
+                    changes.add(session, "adapters", "unloading", old.name, tenant=record.tenant, message=message)
             return
         absent = any(words in answer.text for words in _ABSENT)
         if not answer.is_error or absent:
-            self._note(engine_id, name, None, None)
+            self._note(engine_id, old, None, None)
             return
         with self._write() as session:
-            record = session.get(AdapterRecord, name)
+            record = rows.again(session, old)
             if record is not None:
-                self._fail(session, record, self._refusal("unload", name, answer))
+                self._fail(session, record, self._refusal("unload", address, answer))
 
-    def _note(self, engine_id: str, name: str, version: int | None, error: schemas.ErrorDetail | None) -> None:
+    def _note(self, engine_id: str, old: Record, version: int | None, error: schemas.ErrorDetail | None) -> None:
         """Write down what the engine serves under the name by now, and how that stands to what is wanted."""
         with self._write() as session:
-            record = session.get(AdapterRecord, name)
+            record = rows.again(session, old)
             if record is None:
                 return
             record.engine_id, record.deployed_version, record.error = engine_id, version, None
@@ -116,15 +119,18 @@ class Deployer:
                 self._fail(session, record, error)
                 return
             if record.deleted and version is None:
-                rows.remove(session, name)
+                rows.remove(session, record)
             elif record.wanted_version == version:
                 record.deployment = "deployed" if version is not None else "none"
             else:
                 record.deployment = "unloading" if version is not None else "loading"
-            changes.add(session, "adapters", record.deployment, name, tenant=record.tenant, version=version)
+            changes.add(
+                session, "adapters", record.deployment, old.name,
+                tenant=record.tenant, version=version, address=record.address,
+            )  # fmt: skip
 
     @staticmethod
-    def _fail(session: Session, record: AdapterRecord, error: schemas.ErrorDetail) -> None:
+    def _fail(session: Session, record: Record, error: schemas.ErrorDetail) -> None:
         record.deployment = "failed"
         record.error = error.model_dump()
         changes.add(session, "adapters", "failed", record.name, tenant=record.tenant, message=error.message)

@@ -12,8 +12,10 @@ from core.control.context import Control
 from core.errors import NotFound, Unavailable
 from db import adapters as adapter_rows
 from db import engines as engine_rows
-from db.adapters import AdapterRecord
+from db.adapters import AdapterAliasRecord, AdapterRecord
 from db.engines import EngineRecord
+
+Loaded = AdapterRecord | AdapterAliasRecord
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def served(control: Control, model: str | None) -> Served:
         record = _find(session, engine, model) if model is not None else None
     base = str(engine.hello["model"])
     # The engine addresses an adapter as base:adapter.
-    return Served(str(engine.hello["http_url"]), base if record is None else f"{base}:{record.name}")
+    return Served(str(engine.hello["http_url"]), base if record is None else f"{base}:{record.address}")
 
 
 def _ready(session: Session) -> EngineRecord:
@@ -68,20 +70,24 @@ def _ready(session: Session) -> EngineRecord:
     return engine
 
 
-def _find(session: Session, engine: EngineRecord, model: str) -> AdapterRecord | None:
-    """The loaded adapter that `model` names (``name``, ``name@version`` or ``base:name``); None for the base model."""
+def _find(session: Session, engine: EngineRecord, model: str) -> Loaded | None:
+    """The loaded adapter that `model` names (``name``, ``name@version``, ``name@alias``, each also behind ``base:``);
+    None for the base model."""
     base = str(engine.hello["model"])
     if model == base:
         return None
     name, _, version = model.removeprefix(f"{base}:").partition("@")
-    record = adapter_rows.find(session, name)
-    if record is None:
+    is_alias = bool(version) and not version.isdigit()
+    record: Loaded | None = adapter_rows.find(session, name)
+    if is_alias and record is not None:
+        record = adapter_rows.alias(session, name, version)
+    if record is None or record.deleted:
         raise NotFound(
             "model_not_found",
             f"there is no model {model}; the engine serves {base} and adapters by their names",
             "model",
         )
-    if not _is_loaded(record, engine) or version not in ("", str(record.deployed_version)):
+    if not _is_loaded(record, engine) or not (is_alias or version in ("", str(record.deployed_version))):
         now = f"version {record.deployed_version} is" if _is_loaded(record, engine) else "no version is"
         raise NotFound(
             "model_not_found",
@@ -91,7 +97,7 @@ def _find(session: Session, engine: EngineRecord, model: str) -> AdapterRecord |
     return record
 
 
-def _is_loaded(record: AdapterRecord, engine: EngineRecord) -> bool:
+def _is_loaded(record: Loaded, engine: EngineRecord) -> bool:
     return not record.deleted and record.deployed_version is not None and record.engine_id == engine.id
 
 
@@ -99,9 +105,12 @@ def _base(engine: EngineRecord) -> Model:
     return Model(id=str(engine.hello["model"]), created=int(engine.since.timestamp()), owned_by="harli")
 
 
-def _adapter(record: AdapterRecord, engine: EngineRecord) -> Model:
-    version = adapter_rows.version_of(record, record.deployed_version)
-    created = version.created_at if version is not None else record.created_at
+def _adapter(record: Loaded, engine: EngineRecord) -> Model:
+    if isinstance(record, AdapterRecord):
+        version = adapter_rows.version_of(record, record.deployed_version)
+        created = version.created_at if version is not None else record.created_at
+    else:
+        created = record.updated_at
     return Model(
-        id=record.name, created=int(created.timestamp()), owned_by=record.tenant, parent=str(engine.hello["model"])
+        id=record.address, created=int(created.timestamp()), owned_by=record.tenant, parent=str(engine.hello["model"])
     )

@@ -8,15 +8,16 @@ be how the whole chat begins. Nothing is assumed about a template's words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from core.errors import Invalid
-from core.intake.tokenizer import Messages, Span, Tokenizer, Tokens
+from core.intake.tokenizer import Messages, Span, Tokenizer, Tokens, Tools
 
 TEXT_ROLE = "text"
 
@@ -32,30 +33,36 @@ class Encoded:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """Where an answer lies in the rendered chat: `start`, first character after the generation prompt; `content_end`,
-    first character after its words; `end`, first character of what the template writes for the next message."""
+    first character after its words; `end`, first character of what the template writes for the next message. `calls`:
+    it calls tools. `counted`: the loss counts it (an OpenAI message may say ``weight: 0``)."""
 
     start: int
     content_end: int
     end: int
+    calls: bool
+    counted: bool
 
 
-def encode(tokenizer: Tokenizer, messages: Messages) -> Encoded:
-    """Tokens of one row under the model's own template.
+def encode(tokenizer: Tokenizer, messages: Messages, tools: Tools | None = None) -> Encoded:
+    """Tokens of one row under the model's own template; `tools` are those that the row offers to the model.
 
     A row of the single role ``text`` is plain text: BOS and EOS are the tokenizer's, the loss counts everything.
-    Raises Invalid when the template refuses the chat, or writes an answer differently after its generation prompt.
+    Raises Invalid when the template refuses the chat, leaves out its tools, or writes an answer differently after its
+    generation prompt.
     """
-    return encode_many(tokenizer, [messages])[0]
+    return encode_many(tokenizer, [messages], [tools])[0]
 
 
-def encode_many(tokenizer: Tokenizer, rows: Sequence[Messages]) -> list[Encoded]:
-    """`encode` for many rows; tokenising runs in the tokenizer's own threads."""
+def encode_many(
+    tokenizer: Tokenizer, rows: Sequence[Messages], tools: Sequence[Tools | None] | None = None
+) -> list[Encoded]:
+    """`encode` for many rows (and the tools of each); tokenising runs in the tokenizer's own threads."""
     plain = [index for index, messages in enumerate(rows) if _is_text(messages)]
     chats = [index for index, messages in enumerate(rows) if not _is_text(messages)]
     encoded: dict[int, Encoded] = {}
     for index, ids in zip(plain, tokenizer.encode_documents([rows[i][0]["content"] for i in plain]), strict=True):
         encoded[index] = Encoded(ids, np.ones(len(ids), dtype=np.bool_))
-    located = [_locate(tokenizer, rows[index]) for index in chats]
+    located = [_locate(tokenizer, rows[index], tools[index] if tools is not None else None) for index in chats]
     for index, (text, answers), tokens in zip(
         chats, located, tokenizer.encode([text for text, _ in located]), strict=True
     ):
@@ -70,26 +77,51 @@ def _is_text(messages: Messages) -> bool:
 # ---- answers in the rendered text ------------------------------------------------------------------------------------
 
 
-def _locate(tokenizer: Tokenizer, messages: Messages) -> tuple[str, list[_Answer]]:
-    text = tokenizer.render(messages)
+def _locate(tokenizer: Tokenizer, messages: Messages, tools: Tools | None) -> tuple[str, list[_Answer]]:
+    _require_tools(tokenizer, messages, tools)
+    text = tokenizer.render(messages, tools)
     answers = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        prompt = tokenizer.render(messages[:index], generation_prompt=True)
+        prompt = tokenizer.render(messages[:index], tools, generation_prompt=True)
         if not text.startswith(prompt):
             if tokenizer.has_generation_tags:
-                return _locate_by_tags(tokenizer, messages)
+                return _locate_by_tags(tokenizer, messages, tools)
             raise _not_a_prefix(index)
         start = len(prompt)
-        end = len(text) if index == len(messages) - 1 else _end(tokenizer, messages, index, text, start)
-        answers.append(_Answer(start, _content_end(text, start, end, message["content"]), end))
+        end = len(text) if index == len(messages) - 1 else _end(tokenizer, messages, tools, index, text, start)
+        answers.append(_answer(message, start, _content_end(text, start, end, message["content"]), end))
     return text, answers
 
 
-def _end(tokenizer: Tokenizer, messages: Messages, index: int, text: str, start: int) -> int:
+def _answer(message: Mapping[str, Any], start: int, content_end: int, end: int) -> _Answer:
+    return _Answer(start, content_end, end, bool(message.get("tool_calls")), message.get("weight") != 0)
+
+
+def _require_tools(tokenizer: Tokenizer, messages: Messages, tools: Tools | None) -> None:
+    """Raise Invalid when the template would leave out what the row says about tools."""
+    used = {
+        "calls of tools": any(message.get("tool_calls") for message in messages),
+        "results of tools": any(message["role"] == "tool" for message in messages),
+        "lists of tools": bool(tools),
+    }
+    if not any(used.values()):
+        return
+    written = tokenizer.tool_support
+    lacking = [what for (what, is_used), known in zip(used.items(), written, strict=True) if is_used and not known]
+    if lacking:
+        raise Invalid(
+            "tools",
+            f"The chat template of {tokenizer.path.name} does not write {' and '.join(lacking)}, so the model would "
+            "learn from chats that make no sense. Serve a model whose template knows tools, or remove these rows.",
+            "messages",
+        )
+
+
+def _end(tokenizer: Tokenizer, messages: Messages, tools: Tools | None, index: int, text: str, start: int) -> int:
     """Where the answer `index`, one that others follow, ends in the text."""
-    until = tokenizer.render(messages[: index + 1])
+    until = tokenizer.render(messages[: index + 1], tools)
     if text.startswith(until):
         return len(until)
     # Some templates write the last answer differently (they add an empty reasoning part, say), so the chat that ends
@@ -110,20 +142,20 @@ def _content_end(text: str, start: int, end: int, content: str) -> int:
     return position + len(words) if position >= 0 else start
 
 
-def _locate_by_tags(tokenizer: Tokenizer, messages: Messages) -> tuple[str, list[_Answer]]:
-    text, spans = tokenizer.render_spans(messages)
-    contents = [message["content"] for message in messages if message["role"] == "assistant"]
-    if len(spans) != len(contents):
+def _locate_by_tags(tokenizer: Tokenizer, messages: Messages, tools: Tools | None) -> tuple[str, list[_Answer]]:
+    text, spans = tokenizer.render_spans(messages, tools)
+    answers = [message for message in messages if message["role"] == "assistant"]
+    if len(spans) != len(answers):
         raise Invalid(
             "chat_template",
-            f"The model's chat template marks {len(spans)} answers in a chat that has {len(contents)}. Correct its "
+            f"The model's chat template marks {len(spans)} answers in a chat that has {len(answers)}. Correct its "
             "generation blocks.",
             "messages",
         )
     ends: list[int] = [start for start, _ in spans[1:]] + [len(text)]
     return text, [
-        _Answer(start, max(stop, _content_end(text, start, stop, content)), end)
-        for (start, stop), end, content in zip(spans, ends, contents, strict=True)
+        _answer(message, start, max(stop, _content_end(text, start, stop, message["content"])), end)
+        for (start, stop), end, message in zip(spans, ends, answers, strict=True)
     ]
 
 
@@ -149,7 +181,11 @@ def _mask(tokenizer: Tokenizer, text: str, answers: Sequence[_Answer], tokens: T
         first, rest, behind = (
             int(at) for at in np.searchsorted(starts, (answer.start, answer.content_end, answer.end))
         )
-        closing = next((at for at in range(rest, behind) if int(ids[at]) in tokenizer.stop_ids), None)
+        # Calls of tools have control tokens of their own within the answer, so the last one ends it.
+        stops = (at for at in range(rest, behind) if int(ids[at]) in tokenizer.stop_ids)
+        closing = max(stops, default=None) if answer.calls else next(stops, None)
+        if not answer.counted:
+            continue
         trained[first : behind if closing is None else closing + 1] = True
         if closing is None and number == len(answers) - 1 and answer.end == len(text):
             ids, trained = _append_eos(tokenizer, ids, trained)

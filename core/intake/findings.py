@@ -40,12 +40,25 @@ REASONS = {
     "role_sequence": Reason(
         "error",
         "Roles out of order",
-        "After at most one system message user and assistant take turns, user first and assistant last.",
+        "After at most one system message user and assistant take turns, user first and assistant last; what tools "
+        "answer follows the message that called them.",
     ),
-    "tools": Reason("error", "Tool calls", "Remove these rows: tool calls cannot be trained on yet."),
+    "tool_call": Reason(
+        "error",
+        "Call, result or list of tools in another form",
+        "Write them as the OpenAI API does: tool_calls of {function: {name, arguments}}, results under the role tool.",
+    ),
+    "tools": Reason(
+        "error", "Tools that the served model's chat template does not write", "Remove these rows, or serve another."
+    ),
     "chat_template": Reason("error", "Refused by the model's chat template", "Change or remove the row."),
     "answer_boundary": Reason(
         "error", "Answer that the tokenizer joins with its prompt", "Remove the white space before the answer."
+    ),
+    "long_rows": Reason(
+        "warning",
+        "Longer than a job's default micro-batch",
+        "A job on it needs larger micro_batch_tokens; rows are never cut.",
     ),
     "duplicate_rows": Reason("warning", "Same as an earlier row", "Remove the copies unless the weight is meant."),
     "duplicate_prompts": Reason(

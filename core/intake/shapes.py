@@ -1,7 +1,7 @@
 """Records → messages. A shape says which columns of a file play which role, and how a record becomes a chat.
 
 alpaca: instruction, input, output (and system). prompt/completion: one question, one answer (and system). OpenAI chat:
-a list of {role, content}. ShareGPT: a list of {from, value}. text: plain text.
+a list of {role, content}, with calls and results of tools. ShareGPT: a list of {from, value}. text: plain text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
 from core.errors import Invalid
@@ -47,28 +47,53 @@ _MESSAGE_ROLES = {
     "bot": "assistant",
     "chatgpt": "assistant",
 }
-_TOOL_ROLES = {"tool", "function", "function_call", "function_response", "tool_call", "tool_response", "observation"}
-_TOOL_FIELDS = {"tool_calls", "function_call"}
+# Whose words are calls of tools, as JSON, and whose are what a tool answered.
+_CALL_ROLES = {"function_call", "tool_call"}
+_RESULT_ROLES = {"tool", "function", "function_response", "tool_response", "observation"}
+_SPECIAL_FIELDS = {"tool_calls", "function_call", "weight"}
+_CALLS = "assistant (calls a tool)"
+_FOLLOWS: dict[str, set[str]] = {
+    "user": {"assistant", _CALLS},
+    "assistant": {"user"},
+    _CALLS: {"tool"},
+    "tool": {"tool", "assistant", _CALLS},
+}
 _KINDS = {
     str: "text", bool: "true/false", int: "a number", float: "a number", list: "a list", dict: "an object",
     type(None): "null",
 }  # fmt: skip
 
 
+class Extra(NamedTuple):
+    """What a message has beside role and content: calls of tools (the OpenAI list as JSON), the name of the tool that
+    answers, the id of the call that it answers, a weight of 0 or 1 in the loss."""
+
+    tool_calls: str | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    weight: int | None = None
+
+
 class Row(NamedTuple):
-    """A chat: roles and contents, one of each per message. `numbers`: some content was a number in the file."""
+    """A chat: roles and contents, one of each per message. `numbers`: some content was a number in the file. `extras`:
+    one per message, None when none has any. `tools`: those that the chat offers, as JSON."""
 
     roles: tuple[str, ...]
     contents: tuple[str, ...]
     numbers: bool = False
+    extras: tuple[Extra, ...] | None = None
+    tools: str | None = None
 
 
 class Chats(NamedTuple):
-    """Rows laid out flat: the roles and contents of all messages, and how many of them each row has."""
+    """Rows laid out flat: the roles and contents of all messages, and how many of them each row has. `extras` (one per
+    message) and `tools` (one per row) are None when no row has any."""
 
     roles: list[str]
     contents: list[str]
     sizes: list[int]
+    extras: list[Extra] | None = None
+    tools: list[str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +110,15 @@ class Shape:
 
 def flat(rows: Sequence[Row]) -> Chats:
     """Rows in the layout of `Chats`."""
+    extras = None
+    if any(row.extras is not None for row in rows):
+        extras = [extra for row in rows for extra in row.extras or (Extra(),) * len(row.roles)]
     return Chats(
         [role for row in rows for role in row.roles],
         [content for row in rows for content in row.contents],
         [len(row.roles) for row in rows],
+        extras,
+        [row.tools for row in rows] if any(row.tools is not None for row in rows) else None,
     )
 
 
@@ -359,18 +389,44 @@ def _messages(columns: Mapping[str, str]) -> Callable[[Any], Row | Fault]:
             return _missing(record, column)
         if isinstance(value, str):
             value = _nested(value)
-        if tools_column is not None and record.get(tools_column):
-            return Fault("tools", f"field {tools_column!r} lists tools")
-        return _with_system_first(_chat(value, f"field {column!r}"), _optional(record, system_column))
+        row = _with_system_first(_chat(value, f"field {column!r}"), _optional(record, system_column))
+        if isinstance(row, Fault) or tools_column is None or record.get(tools_column) in (None, "", []):
+            return row
+        tools = _tools(record[tools_column], tools_column)
+        return tools if isinstance(tools, Fault) else row._replace(tools=tools)
 
     return convert
+
+
+def _tools(value: Any, column: str) -> str | Fault:
+    """A list of tools in the OpenAI form as JSON; bare functions (and JSON text, as ShareGPT has it) are wrapped."""
+    listed = _nested(value) if isinstance(value, str) else value
+    if not isinstance(listed, list):
+        return Fault("tool_call", f"field {column!r} is {kind(listed)}, not a list of tools")
+    tools = []
+    for number, tool in enumerate(listed, 1):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            return Fault("tool_call", f"tool {number} of field {column!r} has no function with a name")
+        tools.append({"type": "function", "function": _without_nulls(function)})
+    return json.dumps(tools, ensure_ascii=False, default=str) if tools else ""
+
+
+def _without_nulls(value: Any) -> Any:
+    """Tables give every row the fields of all rows, as nulls."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _with_system_first(row: Row | Fault, system: str | Fault) -> Row | Fault:
     """The chat with a system message that the record has beside it, unless the chat begins with one."""
     if isinstance(row, Fault) or not system or row.roles[:1] == ("system",):
         return row
-    return system if isinstance(system, Fault) else Row(("system", *row.roles), (system, *row.contents), row.numbers)
+    if isinstance(system, Fault):
+        return system
+    extras = (Extra(), *row.extras) if row.extras is not None else None
+    return Row(("system", *row.roles), (system, *row.contents), row.numbers, extras)
 
 
 def _all_chats(columns: Mapping[str, str], records: Sequence[Any]) -> Chats | None:
@@ -383,7 +439,7 @@ def _all_chats(columns: Mapping[str, str], records: Sequence[Any]) -> Chats | No
         said, words, others = ("role", "content", {"from", "value"})
         if "role" not in turns[0]:
             said, words, others = ("from", "value", {"role", "content"})
-        if set(map(len, turns)) != {2} and not all(map((others | _TOOL_FIELDS).isdisjoint, turns)):
+        if set(map(len, turns)) != {2} and not all(map((others | _SPECIAL_FIELDS).isdisjoint, turns)):
             return None
         roles = [_MESSAGE_ROLES[turn[said]] for turn in turns]
         contents = [turn[words] for turn in turns]
@@ -408,38 +464,111 @@ def _nested(text: str) -> Any:
 def _chat(turns: Any, where: str) -> Row | Fault:
     if not isinstance(turns, list):
         return Fault("wrong_type", f"{where} is {kind(turns)}, not a list of messages")
-    roles: list[str] = []
-    contents: list[str] = []
-    numbers = False
+    said: list[_Message] = []
     for number, turn in enumerate(turns, 1):
-        if not isinstance(turn, dict):
-            return Fault("wrong_type", f"message {number} is {kind(turn)}, not an object")
-        said = turn.get("role") if "role" in turn else turn.get("from")
-        role = _MESSAGE_ROLES.get(said) if isinstance(said, str) else None
-        if role is None:
-            return _role_fault(said, turn, number)
-        if turn.get("tool_calls") or turn.get("function_call"):
-            return Fault("tools", f"message {number} calls a tool")
-        content = turn.get("content") if "content" in turn else turn.get("value")
-        if type(content) is not str:
-            text = _content(content, turn, number)
-            if isinstance(text, Fault):
-                return text
-            numbers = numbers or not isinstance(content, list)
-            content = text
-        roles.append(role)
-        contents.append(content)
-    sequence = tuple(roles)
-    return _sequence_fault(sequence) or Row(sequence, tuple(contents), numbers)
+        message = _message(turn, number)
+        if isinstance(message, Fault):
+            return message
+        said.append(message)
+    extras = tuple(message.extra for message in said)
+    fault = _sequence_fault(tuple(_CALLS if one.extra.tool_calls else one.role for one in said)) or _unknown_call(
+        extras
+    )
+    return fault or Row(
+        tuple(message.role for message in said),
+        tuple(message.content for message in said),
+        any(message.is_number for message in said),
+        extras if set(extras) != {Extra()} else None,
+    )
 
 
-def _role_fault(said: Any, turn: Mapping[str, Any], number: int) -> Fault:
+class _Message(NamedTuple):
+    role: str
+    content: str
+    extra: Extra
+    is_number: bool
+
+
+def _message(turn: Any, number: int) -> _Message | Fault:
+    if not isinstance(turn, dict):
+        return Fault("wrong_type", f"message {number} is {kind(turn)}, not an object")
+    said = turn.get("role") if turn.get("role") is not None else turn.get("from")
+    role = _MESSAGE_ROLES.get(said) if isinstance(said, str) else None
+    if role is None and not (isinstance(said, str) and said in _CALL_ROLES | _RESULT_ROLES):
+        return _role_fault(said, number)
+    content = turn.get("content") if turn.get("content") is not None else turn.get("value")
+    extra = _extra(str(said), content, turn, number)
+    if isinstance(extra, Fault):
+        return extra
+    if said in _CALL_ROLES or (content is None and extra.tool_calls):
+        content = ""
+    text = content if type(content) is str else _content(content, turn, number)
+    if isinstance(text, Fault):
+        return text
+    is_number = type(content) in (int, float)
+    return _Message(role or ("assistant" if said in _CALL_ROLES else "tool"), text, extra, is_number)
+
+
+def _role_fault(said: Any, number: int) -> Fault:
     if said is None:
         return Fault("missing_field", f"message {number} has no field 'role' (or 'from')")
-    if isinstance(said, str) and said in _TOOL_ROLES:
-        return Fault("tools", f"message {number} is of the role {said}")
     shown = repr(said[:24]) if isinstance(said, str) else kind(said)
     return Fault("unknown_role", f"message {number} has the role {shown}")
+
+
+def _extra(said: str, content: Any, turn: Mapping[str, Any], number: int) -> Extra | Fault:
+    """What the message has beside role and content."""
+    calls = turn.get("tool_calls") or turn.get("function_call") or (content if said in _CALL_ROLES else None)
+    weight = turn.get("weight")
+    if weight is not None and weight not in (0, 1):
+        return Fault("wrong_type", f"the weight of message {number} is {weight!r:.24}, not 0 or 1")
+    weight = 0 if weight == 0 and weight is not None else None
+    if said in _RESULT_ROLES:
+        name, call_id = turn.get("name"), turn.get("tool_call_id")
+        return Extra(None, str(name) if name else None, str(call_id) if call_id else None)
+    if not calls:
+        return Extra(weight=weight) if said not in _CALL_ROLES else _no_call(number)
+    if said not in _CALL_ROLES and _MESSAGE_ROLES.get(said) != "assistant":
+        return Fault("tool_call", f"message {number} of the role {said} calls a tool; only the assistant can")
+    listed = _called(calls, number)
+    return listed if isinstance(listed, Fault) else Extra(listed, weight=weight)
+
+
+def _no_call(number: int) -> Fault:
+    return Fault("tool_call", f"message {number} names no function that it calls")
+
+
+def _called(calls: Any, number: int) -> str | Fault:
+    """Calls of tools in the OpenAI form, with arguments as an object, as JSON."""
+    calls = _nested(calls) if isinstance(calls, str) else calls
+    listed = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            return _no_call(number)
+        arguments = function.get("arguments", function.get("parameters"))
+        arguments = (_nested(arguments) if arguments.strip() else {}) if isinstance(arguments, str) else arguments
+        if arguments is None:
+            arguments = {}
+        if not isinstance(arguments, dict):
+            called = repr(function["name"][:40])
+            return Fault(
+                "tool_call", f"message {number} calls {called} with arguments that are {kind(arguments)}, not an object"
+            )
+        entry = {"type": "function", "function": {"name": function["name"], "arguments": _without_nulls(arguments)}}
+        listed.append({"id": str(call["id"]), **entry} if call.get("id") else entry)
+    return json.dumps(listed, ensure_ascii=False, default=str)
+
+
+def _unknown_call(extras: Sequence[Extra]) -> Fault | None:
+    """A result for a call that no message before it made."""
+    made: set[str] = set()
+    for number, extra in enumerate(extras, 1):
+        if extra.tool_calls:
+            made |= {call["id"] for call in json.loads(extra.tool_calls) if "id" in call}
+        if extra.tool_call_id and made and extra.tool_call_id not in made:
+            return Fault("tool_call", f"message {number} answers the call {extra.tool_call_id!r:.40}, which none made")
+    return None
 
 
 def _content(content: Any, turn: Mapping[str, Any], number: int) -> str | Fault:
@@ -466,8 +595,8 @@ def _content(content: Any, turn: Mapping[str, Any], number: int) -> str | Fault:
 @lru_cache(maxsize=4096)
 def _sequence_fault(roles: tuple[str, ...]) -> Fault | None:
     turns = roles[1:] if roles[:1] == ("system",) else roles
-    right = bool(turns) and len(turns) % 2 == 0 and turns == ("user", "assistant") * (len(turns) // 2)
-    if right:
+    ends = turns[-1:] in (("assistant",), (_CALLS,))
+    if turns[:1] == ("user",) and ends and all(after in _FOLLOWS.get(one, ()) for one, after in pairwise(turns)):
         return None
     shown = ", ".join(roles[:12]) + (f" … ({len(roles)} messages)" if len(roles) > 12 else "")
     return Fault("role_sequence", f"the roles are {shown}" if roles else "there is no message")

@@ -17,7 +17,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from core import torchvision_ops
 from core.errors import Invalid
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
+"""Each with role and content, and where they apply tool_calls, name, tool_call_id, weight."""
+Tools = Sequence[Mapping[str, Any]]
+"""What a chat offers to the model, each ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
 Span = tuple[int, int]
 
 
@@ -27,6 +30,14 @@ class Tokens(NamedTuple):
     ids: npt.NDArray[np.int32]
     starts: npt.NDArray[np.int32]
     ends: npt.NDArray[np.int32]
+
+
+class ToolSupport(NamedTuple):
+    """Whether a chat template writes the calls of tools, their results and the list of those there are."""
+
+    calls: bool
+    results: bool
+    lists: bool
 
 
 class Tokenizer:
@@ -84,18 +95,39 @@ class Tokenizer:
         """Whether the template marks the assistant's part with ``{% generation %}``."""
         return re.search(r"\{%-?\s*generation\s*-?%\}", self._template or "") is not None
 
-    def render(self, messages: Messages, *, generation_prompt: bool = False) -> str:
+    @cached_property
+    def tool_support(self) -> ToolSupport:
+        """Told by rendering: a template that does not know tools leaves them out without a word."""
+        name, argument, result, listed = "fetch_tide", "Lisbon", "low at noon", "sound_horn"
+        call = {"id": "call00001", "type": "function", "function": {"name": name, "arguments": {"harbour": argument}}}
+        parameters = {"type": "object", "properties": {"harbour": {"type": "string"}}, "required": ["harbour"]}
+        messages = [
+            {"role": "user", "content": "When?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": name, "tool_call_id": "call00001", "content": result},
+            {"role": "assistant", "content": "At noon."},
+        ]
+        tool = {"name": listed, "description": "Sound the horn.", "parameters": parameters}
+        try:
+            text = self.render(messages, [{"type": "function", "function": tool}])
+        except Invalid:
+            return ToolSupport(False, False, False)
+        return ToolSupport(name in text and argument in text, result in text, listed in text)
+
+    def render(self, messages: Messages, tools: Tools | None = None, *, generation_prompt: bool = False) -> str:
         """The chat as the model's template writes it; with `generation_prompt` ready for the next answer.
 
         Raises Invalid when the model has no template or the template refuses the chat.
         """
-        return self._render(messages, generation_prompt=generation_prompt, spans=False)[0]
+        return self._render(messages, tools, generation_prompt=generation_prompt, spans=False)[0]
 
-    def render_spans(self, messages: Messages) -> tuple[str, list[Span]]:
+    def render_spans(self, messages: Messages, tools: Tools | None = None) -> tuple[str, list[Span]]:
         """The rendered chat and the characters that the template's ``{% generation %}`` blocks produced."""
-        return self._render(messages, generation_prompt=False, spans=True)
+        return self._render(messages, tools, generation_prompt=False, spans=True)
 
-    def _render(self, messages: Messages, *, generation_prompt: bool, spans: bool) -> tuple[str, list[Span]]:
+    def _render(
+        self, messages: Messages, tools: Tools | None, *, generation_prompt: bool, spans: bool
+    ) -> tuple[str, list[Span]]:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -112,6 +144,7 @@ class Tokenizer:
                 "tuple[list[str], list[list[Span]]]",
                 render_jinja_template(
                     conversations=[[dict(message) for message in messages]],
+                    tools=[dict(tool) for tool in tools] if tools else None,
                     chat_template=self._template,
                     return_assistant_tokens_mask=spans,
                     add_generation_prompt=generation_prompt,

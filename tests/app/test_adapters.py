@@ -82,7 +82,7 @@ def test_a_zip_becomes_an_adapter(page: Page, backstage: Backstage, adapter_file
     expect(page.get_by_role("heading", level=1)).to_have_text("zipped-one")
     expect(page.get_by_text("rank 4")).to_be_visible()
     (version,) = backstage.client.adapter("zipped-one").versions
-    assert (version.rank, version.alpha, version.origin) == (RANK, 8, "uploaded")
+    assert (version.rank, version.alpha, version.origin) == (RANK, 8, "imported")
 
 
 def test_the_files_themselves_become_an_adapter(

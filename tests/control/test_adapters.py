@@ -28,7 +28,7 @@ def test_uploads_of_one_name_are_versions(control: Control, tmp_path: Path) -> N
     assert [v.version for v in second.versions] == [1, 2]
     assert all(control.adapter_folder("captain", number).is_dir() for number in (1, 2))
     version = second.versions[0]
-    assert (version.origin, version.rank, version.alpha) == ("uploaded", 8, 16.0)
+    assert (version.origin, version.rank, version.alpha) == ("imported", 8, 16.0)
     assert sorted(version.target_modules) == ["q_proj", "v_proj"]
 
 

@@ -47,7 +47,7 @@ def test_a_page_of_rows_ends_with_the_data_set(path: Path) -> None:
 
 
 def test_rows_are_taken_in_the_order_asked_for(path: Path) -> None:
-    assert [row[0]["content"] for row in rows.take(path, [5, 59, 5, 0])] == [
+    assert [row.messages[0]["content"] for row in rows.take(path, [5, 59, 5, 0])] == [
         "Question 5?", "Question 59?", "Question 5?", "Question 0?",
     ]  # fmt: skip
 

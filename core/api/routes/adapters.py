@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
 from core.api import schemas, upload
 from core.api.depends import ControlDep, Cursor, Limit, Name, NewName, NewVersion
-from core.control import adapters
+from core.control import adapters, aliases, merging
 
 router = APIRouter(prefix="/adapters", tags=["adapters"])
 names_router = APIRouter(prefix="/names/adapters", tags=["adapters"])
+Alias = Annotated[
+    str, Path(pattern=r"^[a-z][a-z0-9-]{0,30}$", description="a letter, then letters, digits and dashes; at most 31")
+]
+NewNamePath = Annotated[str, Path(pattern=schemas.NAME)]
 Version = Annotated[int | None, Query(ge=1, lt=2**31, description="left out: the newest")]
 
 
@@ -55,6 +59,43 @@ def deploy(control: ControlDep, name: Name, body: schemas.AdapterDeploy | None =
 @router.post("/{name}/undeploy", summary="Serve an adapter no longer")
 def undeploy(control: ControlDep, name: Name) -> schemas.Adapter:
     return adapters.undeploy(control, name)
+
+
+@router.put("/{name}/aliases/{alias}", summary="Promote a version")
+def promote(
+    control: ControlDep, name: Name, alias: Alias, body: schemas.AdapterDeploy | None = None
+) -> schemas.Adapter:
+    """The alias stands for the version (left out: the newest) from now on, and the engine serves that as
+    ``name@alias``: what it served before finishes its requests first."""
+    return aliases.promote(control, name, alias, body.version if body is not None else None)
+
+
+@router.post("/{name}/aliases/{alias}/rollback", summary="Roll an alias back")
+def roll_back(control: ControlDep, name: Name, alias: Alias) -> schemas.Adapter:
+    """The alias stands for the version that it was before the last promotion."""
+    return aliases.roll_back(control, name, alias)
+
+
+@router.delete("/{name}/aliases/{alias}", status_code=204, summary="Delete an alias", response_class=Response)
+def delete_alias(control: ControlDep, name: Name, alias: Alias) -> None:
+    """The version that it stood for stays."""
+    aliases.delete(control, name, alias)
+
+
+@router.post("/{name}/merge", status_code=201, summary="Merge adapters into one")
+def merge(
+    control: ControlDep, name: NewNamePath, body: schemas.AdapterMerge, new_version: NewVersion = False
+) -> schemas.Adapter:
+    """The weighted sum of adapters of the served model as a new adapter: exact, and of the sum of their ranks, which
+    the engine's limit bounds."""
+    return merging.combine(control, name, body.parts, new_version)
+
+
+@router.post("/{name}/merged", status_code=202, summary="Merge an adapter into its base model")
+def export(control: ControlDep, name: Name, version: Version = None) -> schemas.Operation:
+    """Writes the served model with the adapter merged into its weights, in the background: follow the operation, then
+    download its file."""
+    return merging.export(control, name, version)
 
 
 @router.get(

@@ -10,12 +10,18 @@ from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
 from core.api import schemas, upload
+from core.api.connected import while_connected
 from core.api.depends import ControlDep, Cursor, Limit, Name, NewName, NewVersion
-from core.control import datasets
+from core.control import datasets, operations
+from core.control.operations import Work
 from core.errors import Invalid
 
 router = APIRouter(prefix="/datasets", tags=["data sets"])
 names_router = APIRouter(prefix="/names/datasets", tags=["data sets"])
+previews_router = APIRouter(prefix="/uploads", tags=["data sets"])
+Columns = Annotated[
+    str | None, Query(max_length=10_000, description='JSON object of role → column, such as {"prompt": "question"}')
+]
 _PARQUET = "application/vnd.apache.parquet"
 
 
@@ -33,21 +39,45 @@ def page(control: ControlDep, limit: Limit = 100, cursor: Cursor = None) -> sche
 @router.post("", status_code=201, summary="Upload a data set", openapi_extra=upload.OPENAPI)
 async def create(
     request: Request,
+    response: Response,
     control: ControlDep,
     name: NewName,
-    columns: Annotated[
-        str | None, Query(max_length=10_000, description='JSON object of role → column, such as {"prompt": "question"}')
-    ] = None,
+    columns: Columns = None,
     new_version: NewVersion = False,
+    operation: Annotated[
+        str | None,
+        Query(pattern=r"^[A-Za-z0-9_-]{8,64}$", description="an id of the caller's making, to watch or cancel it by"),
+    ] = None,
 ) -> schemas.Dataset:
     """The file is checked, normalised to Parquet and stored; when any of it cannot be trained on nothing is, and the
-    error's `report` says what was found. A taken name is refused before the body is read."""
+    error's `report` says what was found. A taken name is refused before the body is read. Rows that a version of the
+    name has already make no new one: that version is answered, with the status 200. A caller who hangs up ends it."""
     mapping = _columns(columns)
     await run_in_threadpool(datasets.require_name, control, name, new_version)
     async with upload.received(request, control) as file:
-        return await run_in_threadpool(
-            datasets.upload, control, file.path, file.filename, file.sha256, name, mapping, new_version
-        )
+        work = Work(control, operation, f"the check of {file.filename}")
+
+        def store() -> tuple[schemas.Dataset, bool]:
+            operations.begin(control, "dataset", file.filename, operation)
+            with operations.ending(control, work):
+                return datasets.store(control, file.path, file.filename, file.sha256, name, mapping, new_version, work)
+
+        found, is_new = await while_connected(request, work, store)
+        response.status_code = 201 if is_new else 200
+        return found
+
+
+@previews_router.post("/preview", summary="Look at a file before its upload", openapi_extra=upload.OPENAPI)
+async def preview(
+    request: Request,
+    control: ControlDep,
+    columns: Columns = None,
+    partial: Annotated[bool, Query(description="what is sent is only the beginning of the file")] = False,
+) -> schemas.DatasetPreview:
+    """How its columns would be read, its first rows, and what is wrong with them; nothing is stored."""
+    mapping = _columns(columns)
+    async with upload.received(request, control) as file:
+        return await run_in_threadpool(datasets.look, file.path, file.filename, mapping, partial=partial)
 
 
 def _columns(text: str | None) -> dict[str, str] | None:
@@ -78,6 +108,17 @@ def rows(
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
 ) -> list[schemas.DatasetRow]:
     return datasets.read_rows(control, dataset, offset, limit)
+
+
+@router.get("/{dataset}/rendered", summary="Rows as the model sees them")
+def rendered(
+    control: ControlDep,
+    dataset: Name,
+    offset: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+    limit: Annotated[int, Query(ge=1, le=50)] = 10,
+) -> list[schemas.RenderedRow]:
+    """Written by the served model's chat template, token by token, with the loss mask."""
+    return datasets.rendered(control, dataset, offset, limit)
 
 
 @router.get("/{dataset}/packed", summary="The first micro-batch of a job")

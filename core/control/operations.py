@@ -1,0 +1,172 @@
+"""Operations: work that a caller wants to watch and may cancel. Whoever does it reports through a `Work`; the store
+tells every API process how far it is, and brings a request to cancel to the one that works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from core.api import schemas
+from core.control.context import Control
+from core.errors import Conflict, HarliError, NotFound
+from db import operations as rows
+from db.base import now
+from db.operations import OperationRecord
+
+_TELL_S = 0.3
+_SILENCE = timedelta(minutes=10)
+_KEPT = timedelta(days=1)
+
+
+class Cancelled(Conflict):
+    """The caller gave up, or someone cancelled it; nothing is left of the work."""
+
+
+class Work:
+    """What is being done, in the hands of the one who does it. `operation_id` None: nobody watches, and only `cancel`
+    ends it early."""
+
+    def __init__(self, control: Control, operation_id: str | None, subject: str) -> None:
+        self.id = operation_id
+        self.result: str | None = None
+        self._control = control
+        self._subject = subject
+        self._cancelled = threading.Event()
+        self._told = 0.0
+
+    def cancel(self) -> None:
+        """From another thread: the next `progress` raises Cancelled."""
+        self._cancelled.set()
+
+    def progress(self, done: int, total: int) -> None:
+        """How many bytes are done; raises Cancelled when that was asked for."""
+        if self.id is not None and time.monotonic() - self._told >= _TELL_S:
+            self._told = time.monotonic()
+            with self._control.store.write() as session:
+                record = rows.find(session, self.id)
+                if record is None or record.cancel:
+                    self._cancelled.set()
+                else:
+                    record.done, record.total, record.updated_at = done, total, now()
+        if self._cancelled.is_set():
+            raise Cancelled("cancelled", f"{self._subject} was cancelled after {done:,} of {total:,} bytes", None)
+
+
+@contextmanager
+def ending(control: Control, work: Work) -> Iterator[None]:
+    """Around work whose operation has begun: it ends as the block ends."""
+    try:
+        yield
+    except BaseException as error:
+        _end(control, work, error)
+        raise
+    _end(control, work, None)
+
+
+def begin(control: Control, kind: str, subject: str, operation_id: str | None) -> None:
+    """Write down that it runs."""
+    if operation_id is None:
+        return
+    with control.store.write() as session:
+        if session.get(OperationRecord, operation_id) is not None:
+            raise Conflict("operation_exists", f"there is an operation {operation_id}; take a new id", "operation")
+        time_ = now()
+        session.add(
+            OperationRecord(
+                id=operation_id,
+                tenant=control.principal.tenant,
+                kind=kind,
+                subject=subject[:200],
+                state="running",
+                worker=f"{socket.gethostname()[:80]}-{os.getpid()}",
+                created_at=time_,
+                updated_at=time_,
+            )
+        )
+
+
+def _end(control: Control, work: Work, error: BaseException | None) -> None:
+    if work.id is None:
+        return
+    with control.store.write() as session:
+        record = rows.find(session, work.id)
+        if record is None:
+            return
+        record.updated_at, record.result = now(), work.result
+        if error is None:
+            record.state, record.done = "succeeded", record.total
+        elif isinstance(error, Cancelled):
+            record.state = "cancelled"
+        else:
+            record.state = "failed"
+            detail = schemas.ErrorDetail(code="internal", message="it met a fault; the API's log has it")
+            if isinstance(error, HarliError):
+                detail = schemas.ErrorDetail(code=error.code, message=error.message[:2000], param=error.param)
+            record.error = detail.model_dump()
+
+
+# ---- looking ---------------------------------------------------------------------------------------------------------
+
+
+def get(control: Control, operation_id: str) -> schemas.Operation:
+    with control.store.read() as session:
+        return view(_require(session, operation_id))
+
+
+def page(control: Control, kind: str | None, limit: int) -> list[schemas.Operation]:
+    with control.store.read() as session:
+        return [view(record) for record in rows.page(session, kind, limit)]
+
+
+def view(record: OperationRecord) -> schemas.Operation:
+    return schemas.Operation.model_validate(record, from_attributes=True)
+
+
+def cancel(control: Control, operation_id: str) -> schemas.Operation:
+    """Ask for its end; it ends within a second. Nothing happens to one that has ended."""
+    with control.store.write() as session:
+        record = _require(session, operation_id)
+        if record.state == "running":
+            record.cancel = True
+        return view(record)
+
+
+def _require(session: Session, operation_id: str) -> OperationRecord:
+    record = rows.find(session, operation_id)
+    if record is None:
+        raise NotFound(
+            "operation_not_found", f"there is no operation {operation_id}; they are forgotten after a day", "operation"
+        )
+    return record
+
+
+# ---- what came of it -------------------------------------------------------------------------------------------------
+
+
+def folder(control: Control, operation_id: str) -> Path:
+    """Where an operation puts files."""
+    return control.data_dir / "exports" / operation_id
+
+
+def tidy(control: Control, write: Callable[[], AbstractContextManager[Session]]) -> None:
+    """Forget operations that ended a day ago, with their files; end those whose process is gone."""
+    with write() as session:
+        doomed = rows.ended(session, now() - _KEPT)
+        for record in doomed:
+            session.delete(record)
+        for record in rows.silent(session, now() - _SILENCE):
+            record.state, record.updated_at = "failed", now()
+            record.error = schemas.ErrorDetail(
+                code="worker_gone", message=f"the API process {record.worker} ended in the middle; ask for it again"
+            ).model_dump()
+    for record in doomed:
+        shutil.rmtree(folder(control, record.id), ignore_errors=True)

@@ -1,0 +1,79 @@
+"""A look at a file before it is uploaded: what it is, how its columns would be read, its first rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from core.api import schemas
+from core.intake import shapes, source
+from core.intake.dataset import batched
+from core.intake.findings import REASONS, Fault
+from core.intake.readers import Block
+from core.intake.shapes import Row, Shape
+
+ROWS = 10
+_EXAMPLE = 120
+
+
+def look(
+    path: Path, filename: str, columns: Mapping[str, str] | None = None, *, partial: bool
+) -> schemas.DatasetPreview:
+    """The file's first rows under the mapping `columns` (role → column). `partial`: it is only the beginning of the
+    file, so what is wrong with its end is left out.
+
+    Raises Invalid for content that is not read at all and for a mapping that names what is not there.
+    """
+    mapping = dict(columns or {})
+    shapes.check_mapping(mapping)
+    found = source.identify(path, filename, known_names=lambda names: shapes.known_names(names, mapping))
+    block = next(found.blocks(found.columns or ()), Block([], []))
+    numbered = list(zip(block.lines, block.records, strict=True))[: ROWS + 1]
+    if partial and len(numbered) == len(block.records) and numbered and isinstance(numbered[-1][1], Fault):
+        numbered.pop()
+    numbered = numbered[:ROWS]
+    records = [record for _, record in numbered if not isinstance(record, Fault)]
+    names = found.columns or tuple(
+        dict.fromkeys(name for record in records if isinstance(record, dict) for name in record)
+    )
+    shape = shapes.detect(names, records, mapping)
+    shown, faults = _converted(shape, numbered, found.place)
+    return schemas.DatasetPreview(
+        container=found.name,
+        format=shape.name if shape is not None else None,
+        columns=[_column(name, records) for name in names],
+        mapping=shape.columns if shape is not None else {},
+        roles=list(shapes.COLUMN_ROLES),
+        rows=shown,
+        faults=faults,
+    )
+
+
+def _converted(
+    shape: Shape | None, numbered: Sequence[tuple[int, Any]], place: Callable[[int, int | None], str]
+) -> tuple[list[schemas.DatasetRow], list[str]]:
+    good: list[Row] = []
+    faults: list[str] = []
+    for number, (line, record) in enumerate(numbered, 1):
+        row = record if isinstance(record, Fault) or shape is None else shape.convert(record)
+        if isinstance(row, Row):
+            good.append(row)
+        elif isinstance(row, Fault):
+            faults.append(f"{place(line, number)}: {row.what}. {REASONS[row.code].remedy}")
+    return [
+        schemas.DatasetRow(
+            index=index, messages=[schemas.DatasetMessage(**message) for message in chat.messages], tools=chat.tools
+        )
+        for index, chat in enumerate(batched(good))
+    ], faults
+
+
+def _column(name: str, records: Sequence[Any]) -> schemas.DatasetColumn:
+    value = next((r[name] for r in records if isinstance(r, dict) and r.get(name) is not None), None)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = text.encode("utf-8", "replace").decode()
+    return schemas.DatasetColumn(
+        name=name, kind=shapes.kind(value), example=text[:_EXAMPLE] + "…" * (len(text) > _EXAMPLE)
+    )
