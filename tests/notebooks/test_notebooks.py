@@ -1,0 +1,129 @@
+"""Every notebook runs from top to bottom: against a running Harli, or the simulator; with small parameters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+from safetensors.torch import save_file
+
+from tests.machine import ROOT
+from tests.stack import Stack, environment
+
+NOTEBOOKS = ROOT / "notebooks"
+_CELL_TIMEOUT_S = 240
+_STAMPED = re.compile(r"captain-\d{8}-\d{6}$")
+
+
+def run(name: str, **parameters: Any) -> str:
+    """Execute a notebook with other values in its parameters cell; what its cells showed as text."""
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    (chosen,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    for parameter, value in parameters.items():
+        assert re.search(rf"^{parameter} = ", chosen.source, re.MULTILINE), f"{name} has no parameter {parameter}"
+        chosen.source += f"\n{parameter} = {value!r}"
+    NotebookClient(
+        notebook, timeout=_CELL_TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOKS)}}
+    ).execute()
+    texts: list[str] = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            texts.append(output.get("text", ""))
+            texts.extend(str(value) for kind, value in output.get("data", {}).items() if kind.startswith("text/"))
+    return "\n".join(texts)
+
+
+@pytest.fixture
+def settings_of_the_stack(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels find the stack as a user's would; targets and jobs are afterwards as they were."""
+    for name, value in environment(stack.settings).items():
+        monkeypatch.setenv(name, value)
+    targets = stack.client.targets().targets
+    yield
+    assert stack.client.targets().targets == targets
+    assert [job.name for job in stack.client.jobs().items if job.state in ("queued", "starting", "running")] == []
+
+
+@pytest.fixture
+def adapter(stack: Stack, tmp_path: Path) -> Iterator[str]:
+    """An uploaded adapter that the engine can serve."""
+    config = json.loads((Path(stack.settings.engine.model or "") / "config.json").read_text())
+    folder = tmp_path / f"random-{uuid4().hex[:6]}"
+    folder.mkdir()
+    hidden, rank = config["hidden_size"], 4
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{side}.weight": torch.randn(
+            shape, generator=generator
+        )
+        * 0.02
+        for layer in range(config["num_hidden_layers"])
+        for side, shape in (("A", (rank, hidden)), ("B", (hidden, rank)))
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    yield stack.client.upload_adapter(folder).name
+    stack.client.delete_adapter(folder.name)
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_outputs_and_without_paths_of_a_machine(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert not re.search(r"/(home|root|work|tmp|Users)/", path.read_text())
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("settings_of_the_stack")
+def test_the_journey_ends_with_an_adapter_that_answers(stack: Stack) -> None:
+    text = run("journey", steps=24, measure_s=2)
+    assert "217 of 217 read" in text
+    assert "in force in the engine after" in text
+    (job,) = [job for job in stack.client.jobs(state="succeeded").items if _STAMPED.match(job.adapter_name)]
+    assert job.first_loss is not None
+    assert job.loss is not None
+    assert job.loss < job.first_loss / 2
+    assert "Aye" in text, "the adapter does not answer in the captain's style"
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("settings_of_the_stack")
+def test_adapters_are_compared_with_the_base_model(stack: Stack, adapter: str) -> None:
+    text = run("compare_adapters", names=[adapter], questions=2, max_tokens=8)
+    assert f"{adapter}@1" in text
+    assert "SmolLM2-135M-Instruct" in text
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("settings_of_the_stack")
+def test_the_frontier_is_measured_target_by_target(stack: Stack) -> None:
+    text = run("slo_frontier", factors=(1.5, 6.0), seconds=3, settle_s=1, clients=1)
+    assert "finetune_tokens_s" in text
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("settings_of_the_stack")
+def test_the_slider_moves_the_target_in_the_engine(stack: Stack) -> None:
+    text = run("live_targets", seconds=3, clients=1)
+    assert len(re.findall(r"target [\d.]+ ms: finetuning", text)) == 2
+    assert "targets as before" in text
+
+
+def test_the_papers_figures_come_from_the_simulator() -> None:
+    text = run("paper_figures", seconds=8, factors=(1.5, 3.0))
+    gains = re.search(r"gain: (-?[\d.]+) % on average", text)
+    assert gains is not None
+    assert float(gains.group(1)) > 0, "two that do both do more than one for each"
