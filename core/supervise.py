@@ -35,7 +35,7 @@ from core.api.schemas import Part
 from core.client.token import Bearer
 from core.config import Settings
 from core.display import Display
-from core.errors import Conflict, HarliError, Unavailable
+from core.errors import Conflict, HarliError, NotFound, Unavailable
 from core.serving import model_folder
 
 Name = Literal["api", "engine", "console", "demo"]
@@ -49,6 +49,7 @@ _LONGEST_PAUSE_S = 30.0
 _HEALTHY_S = 60.0
 _KEPT_LOGS = 3
 _TAIL_LINES = 20
+_DOWN_S = 90.0  # longer than the parts together may take
 _PROGRESS = re.compile(r"([01]\.\d\d)\t(.+)")
 _PARTS = TypeAdapter(list[Part])
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -201,6 +202,30 @@ def hold(data_dir: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def down(data_dir: Path) -> None:
+    """Stop the supervisor that holds the data directory, and be back when it has ended. Raises NotFound when there is
+    none, HarliError when it does not end."""
+    path = data_dir / "run" / "up.lock"
+    if not path.exists() or _is_free_lock(path):
+        raise NotFound("not_up", f"no `harli up` runs on data directory {data_dir}; nothing is stopped", "data_dir")
+    process = int(path.read_text())
+    os.kill(process, signal.SIGTERM)
+    deadline = time.monotonic() + _DOWN_S
+    while not _is_free_lock(path):
+        if time.monotonic() > deadline:
+            raise HarliError("still_up", f"`harli up` (process {process}) has not ended after {_DOWN_S:.0f} s")
+        time.sleep(0.1)
+
+
+def _is_free_lock(path: Path) -> bool:
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def check_ports(host: str, parts: Sequence[Spec]) -> None:
