@@ -12,6 +12,7 @@ from core.api.openai_schemas import Error, ErrorBody
 PREFIX = "/v1/"
 # What cannot be carried out as it stands is 400 there; a client takes 409 for something that will pass by itself.
 _STATUS = {409: 400, 422: 400}
+_PLACES = 3
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -32,8 +33,16 @@ def translated(status: int, content: bytes) -> tuple[int, ErrorBody]:
         error = {"message": str(error)}
     code, param = (error.get(name) if isinstance(error.get(name), str) else None for name in ("code", "param"))
     message = str(error.get("message") or content.decode("utf-8", "replace")[:300] or f"status {status}")
+    if isinstance(found, dict) and isinstance(found.get("report"), dict):
+        message += _places(found["report"])
     status = _STATUS.get(status, status)
     return status, body(status, code, message, param)
+
+
+def _places(report: dict[str, Any]) -> str:
+    """Where a refused file is at fault: OpenAI's shape has no place for the whole report."""
+    faults = [found for found in report.get("findings", []) if found["level"] == "error"]
+    return "".join(f"; {fault['message']}: {'; '.join(fault['examples'][:_PLACES])}" for fault in faults[:_PLACES])
 
 
 class OpenAIErrors:

@@ -5,7 +5,7 @@ A file is a version of a data set, a fine-tuned model an adapter. Times are whol
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -69,9 +69,11 @@ class Hyperparameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    batch_size: Literal["auto"] | int | None = Field(None, ge=1, le=4096)
-    learning_rate_multiplier: Literal["auto"] | float | None = Field(None, gt=0, le=1000, allow_inf_nan=False)
-    n_epochs: Literal["auto"] | int | None = Field(None, ge=1, le=1000)
+    batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] | None = None
+    learning_rate_multiplier: Literal["auto"] | Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = (
+        None
+    )
+    n_epochs: Literal["auto"] | Annotated[int, Field(ge=1, le=1000)] | None = None
 
 
 class Supervised(BaseModel):

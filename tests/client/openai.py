@@ -1,4 +1,4 @@
-"""The engine's chat route, as far as a client sees it: streams what it is told to, or refuses."""
+"""The engine's routes, as far as a client sees them: it answers what it is told to, in pieces or whole, or refuses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 
 class ChatServer:
-    """Answers with `pieces`; `requests` are the bodies that came; `refusal` is answered with status 400; `cut` ends the
-    connection in the middle; `left` is set when the reader has gone."""
+    """Answers with `pieces`; `requests` are the bodies that came, `headers` what came with them; `refusal` is answered
+    with status 400; `cut` ends the connection in the middle; `left` is set when the reader has gone."""
 
     def __init__(self) -> None:
         self.pieces = ["Down", " to", " the sea."]
         self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.refusal: str | None = None
         self.cut = False
         self.pause_s = 0.0
@@ -27,12 +28,12 @@ class ChatServer:
 
             def do_POST(self) -> None:
                 outer.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                outer.headers.append({name.lower(): value for name, value in self.headers.items()})
                 if outer.refusal is not None:
-                    data = json.dumps({"object": "error", "message": outer.refusal}).encode()
-                    self.send_response(400)
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
+                    self._whole({"object": "error", "message": outer.refusal}, 400)
+                    return
+                if not outer.requests[-1].get("stream"):
+                    self._whole(self._answer())
                     return
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream")
@@ -43,6 +44,21 @@ class ChatServer:
                 except OSError:
                     outer.left.set()
                 self.close_connection = True
+
+            def _answer(self) -> dict[str, Any]:
+                if self.path.endswith("_lora_adapter"):
+                    return {"success": True}
+                text = "".join(outer.pieces)
+                said = {"text": text} if self.path == "/v1/completions" else {"message": {"content": text}}
+                return {"id": "1", "created": 1, "model": "small", "choices": [{"index": 0, **said}]}
+
+            def _whole(self, body: dict[str, Any], status: int = 200) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
 
             def _stream(self) -> None:
                 for piece in outer.pieces:
