@@ -13,7 +13,8 @@ from db.base import Base
 
 class EngineRecord(Base):
     """`hello` is its `core.link.messages.Hello`, `state` how it stands: ready, lost (fell silent) or gone (said
-    goodbye, or another came in its place). `applied_version`: the targets it plans with. `notices`: the last ones."""
+    goodbye, or another came in its place). `applied_version`: the targets it plans with. `learnt`: its last
+    `core.link.messages.Learnt`."""
 
     __tablename__ = "engines"
     __table_args__ = (CheckConstraint("state IN ('ready', 'lost', 'gone')", name="state"),)
@@ -24,11 +25,15 @@ class EngineRecord(Base):
     since: Mapped[datetime]
     state_since: Mapped[datetime]
     applied_version: Mapped[int | None]
-    notices: Mapped[list[Any]] = mapped_column(default=list)
+    learnt: Mapped[dict[str, Any] | None]
 
 
 def current(session: Session) -> EngineRecord | None:
     return session.scalar(select(EngineRecord).order_by(EngineRecord.since.desc()).limit(1))
+
+
+def newest_first(session: Session) -> list[EngineRecord]:
+    return list(session.scalars(select(EngineRecord).order_by(EngineRecord.since.desc()).limit(200)))
 
 
 def others(session: Session, engine_id: str) -> list[EngineRecord]:

@@ -151,11 +151,18 @@ def in_states(session: Session, states: Collection[str], *, everyones: bool = Fa
     return list(session.scalars(query, execution_options=all_tenants() if everyones else {}))
 
 
-def next_waiting(session: Session, max_stalls: int) -> JobRecord | None:
-    """The one to hand out next, in the order of `in_states`; without those that keep failing."""
+def next_waiting(session: Session, max_stalls: int, not_of: Collection[str] = ()) -> JobRecord | None:
+    """The one to hand out next, in the order of `in_states`: queued, interrupted (but for those that keep failing) or
+    held back by a quota; none of the tenants `not_of`."""
     query = select(JobRecord).where(
-        or_(JobRecord.state == "queued", and_(JobRecord.state == "interrupted", JobRecord.stalls < max_stalls))
+        or_(
+            JobRecord.state == "queued",
+            and_(JobRecord.state == "interrupted", JobRecord.stalls < max_stalls),
+            and_(JobRecord.state == "paused", JobRecord.held.is_(True)),
+        )
     )
+    if not_of:
+        query = query.where(JobRecord.tenant.not_in(not_of))
     return session.scalar(query.order_by(*_ORDER).limit(1))
 
 
@@ -163,6 +170,28 @@ def counts(session: Session) -> dict[str, int]:
     """Jobs per state, those of states that have any."""
     rows = session.execute(select(JobRecord.state, func.count()).group_by(JobRecord.state))
     return {row[0]: row[1] for row in rows}
+
+
+def count(session: Session, tenant: str, states: Collection[str]) -> int:
+    """A tenant's jobs in these states."""
+    query = select(func.count()).where(JobRecord.tenant == tenant, JobRecord.state.in_(states))
+    return session.scalar(query) or 0
+
+
+def with_deadline(session: Session) -> list[JobRecord]:
+    """Jobs that have not ended and have a deadline."""
+    query = select(JobRecord).where(JobRecord.deadline.is_not(None), JobRecord.state.not_in(TERMINAL))
+    return list(session.scalars(query))
+
+
+def to_sample(session: Session) -> list[JobRecord]:
+    """Jobs with an evaluated adapter that has yet to answer their prompts."""
+    return list(session.scalars(select(JobRecord).where(JobRecord.sample_path.is_not(None))))
+
+
+def ended_before(session: Session, time: datetime, limit: int) -> list[JobRecord]:
+    query = select(JobRecord).where(JobRecord.state.in_(TERMINAL), JobRecord.ended_at < time)
+    return list(session.scalars(query.order_by(JobRecord.seq).limit(limit)))
 
 
 def open_with_dataset(session: Session, dataset_ids: Collection[str]) -> JobRecord | None:

@@ -49,6 +49,14 @@ def between(
     return list(session.scalars(query.order_by(TelemetryRecord.time)))
 
 
+def points(session: Session, resolution_s: int, start: datetime) -> list[tuple[datetime, int, dict[str, Any]]]:
+    """(time, seconds, point) of the intervals from `start` on, oldest first, without the raw values."""
+    query = select(TelemetryRecord.time, TelemetryRecord.resolution_s, TelemetryRecord.point).where(
+        TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start
+    )
+    return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(TelemetryRecord.time))]
+
+
 def first_time(session: Session, resolution_s: int, start: datetime | None = None) -> datetime | None:
     """Of the oldest interval, at or after `start`."""
     query = select(func.min(TelemetryRecord.time)).where(TelemetryRecord.resolution_s == resolution_s)

@@ -20,11 +20,11 @@ from pathlib import Path
 import msgspec
 from sqlalchemy.orm import Session
 
-from core.control import adapters, notices, orders, progress, targets
+from core.control import adapters, notices, orders, progress, quotas, targets
 from core.control import telemetry as history
 from core.control.context import Control
 from core.control.jobs import MAX_STALLS
-from core.control.lifecycle import TRANSITIONS, transition
+from core.control.lifecycle import TRANSITIONS, remark, transition
 from core.errors import HarliError
 from core.link.messages import (
     PROTOCOL,
@@ -33,6 +33,7 @@ from core.link.messages import (
     Goodbye,
     Hello,
     JobUpdate,
+    Learnt,
     PauseJob,
     SetTargets,
     StartJob,
@@ -144,6 +145,8 @@ class Dispatcher:
             self._job_update(link, message)
         elif isinstance(message, EngineNotice):
             self._notice(message)
+        elif isinstance(message, Learnt):
+            self._learnt(message)
         elif isinstance(message, Stopping):
             link.stopping = True
         elif isinstance(message, Goodbye):
@@ -196,7 +199,7 @@ class Dispatcher:
         """A fresh engine serves no adapter; what is wanted is loaded into it anew."""
         for record in adapter_rows.everything(session):
             if record.deleted:
-                adapter_rows.remove(session, record.name)
+                adapter_rows.remove(session, record)
                 continue
             record.deployed_version = None
             record.engine_id = engine_id
@@ -253,6 +256,10 @@ class Dispatcher:
         if message.code == "unknown_job" and self._link is not None and self._link.holding not in held:
             # It was told to let go of something that it does not hold after all.
             self._link.holding = None
+
+    def _learnt(self, message: Learnt) -> None:
+        with self._write() as session:
+            session.get_one(EngineRecord, message.engine_id).learnt = msgspec.to_builtins(message)
 
     def _goodbye(self, link: _Link) -> None:
         with self._write() as session:
@@ -328,7 +335,8 @@ class Dispatcher:
                 )
                 job.adapter_version = record.last_version
                 name = f"{job.adapter_name}@{record.last_version}"
-                transition(session, job, "succeeded", "succeeded", f"stored as adapter {name}")
+                which = f", {update.message}" if update is not None and update.message else ""
+                transition(session, job, "succeeded", "succeeded", f"stored as adapter {name}{which}")
                 if job.spec["deploy"]:
                     adapters.want(session, record, record.last_version)
         except (HarliError, OSError) as error:
@@ -349,7 +357,7 @@ class Dispatcher:
         with self._control.store.read() as session:
             wanted = targets.order(session, now())
             held = [job for job in rows.in_states(session, IN_ENGINE) if job.engine_id == link.engine_id]
-            waiting = rows.next_waiting(session, MAX_STALLS)
+            waiting = rows.next_waiting(session, MAX_STALLS, tuple(quotas.reasons(session)))
         self._send_targets(link, wanted)
         if self._unsent is not None and self._send(link.engine_id, self._unsent):
             self._unsent = None
@@ -402,6 +410,8 @@ class Dispatcher:
     def _hand_out(self, link: _Link, job_id: str) -> None:
         with self._write() as session:
             job = rows.find(session, job_id)
+            if job is not None and job.state == "paused" and job.held:
+                transition(session, job, "queued", "resumed", "the tenant's quota allows it again")
             if job is None or job.state not in ("queued", "interrupted"):
                 return
             try:
@@ -428,8 +438,13 @@ class Dispatcher:
         with self._control.store.read() as session:
             found = [job for job in rows.in_states(session, ("saving",)) if job.engine_id is None]
         for job in found:
-            checkpoint = orders.newest_checkpoint(self._control.job_folder(job.id), job.checkpoint)
-            self._register(job.id, None, (checkpoint or Path("missing")) / "adapter", None)
+            folder = self._control.job_folder(job.id)
+            checkpoint = orders.newest_checkpoint(folder, job.checkpoint)
+            if checkpoint is None:
+                source = folder / "checkpoints"
+            else:
+                source = orders.adapter_folder(folder, checkpoint, bool(job.spec.get("keep_best")))
+            self._register(job.id, None, source, None)
 
     # ---- what takes too long -----------------------------------------------------------------------------------------
 
@@ -448,8 +463,23 @@ class Dispatcher:
                     doing = f"do what was asked ({job.command})" if job.command else f"get past {job.state}"
                     job.token = None
                     progress.interrupt(session, job, f"the engine did not {doing} in time; settled without it")
-        if late:
+        if self._obey_quotas() or late:
             self.tick()
+
+    def _obey_quotas(self) -> bool:
+        """Have jobs stand back whose tenant has used up its tokens; whether any did. They go on as `next_waiting` says."""
+        with self._control.store.read() as session:
+            running = [job for job in rows.in_states(session, ("running",)) if job.command is None]
+            over = {job.id: why for job in running if (why := quotas.exhausted(session, job.tenant)) is not None}
+        if not over:
+            return False
+        with self._write() as session:
+            for job_id, why in over.items():
+                job = rows.find(session, job_id)
+                if job is not None and job.state == "running" and job.command is None:
+                    remark(session, job, "quota", f"asked to stand back: {why}")
+                    job.command, job.command_at, job.held = "pause", now(), True
+        return True
 
     def _lose(self, link: _Link) -> None:
         with self._write() as session:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from core.api import schemas
-from core.control import engines, pages
+from core.api import presets, schemas
+from core.api.job_schemas import JobEstimate, JobSample
+from core.control import engines, estimates, pages, quotas, speed, webhooks
 from core.control import telemetry as history
 from core.control.context import Control, new_id
 from core.control.lifecycle import remark, transition
@@ -21,6 +25,7 @@ from db import adapters as adapter_rows
 from db import changes, idempotency
 from db import datasets as dataset_rows
 from db import jobs as job_rows
+from db import samples as sample_rows
 from db.adapters import AdapterRecord
 from db.base import now
 from db.datasets import DatasetRecord
@@ -37,7 +42,7 @@ MAX_STALLS = 3
 
 def get(control: Control, job_id: str) -> schemas.Job:
     with control.store.read() as session:
-        return views(session, [_require(session, job_id)])[0]
+        return views(session, [require(session, job_id)])[0]
 
 
 def page(control: Control, limit: int, cursor: str | None, state: str | None) -> schemas.Page[schemas.Job]:
@@ -50,23 +55,29 @@ def page(control: Control, limit: int, cursor: str | None, state: str | None) ->
 
 def events(control: Control, job_id: str, after: int, limit: int) -> list[schemas.JobEvent]:
     with control.store.read() as session:
-        _require(session, job_id)
+        require(session, job_id)
         found = job_rows.events(session, job_id, after, limit)
         return [schemas.JobEvent.model_validate(row, from_attributes=True) for row in found]
 
 
 def metrics(control: Control, job_id: str, after: int, limit: int) -> list[schemas.JobMetric]:
     with control.store.read() as session:
-        _require(session, job_id)
+        require(session, job_id)
         found = job_rows.metrics(session, job_id, after, limit)
         return [schemas.JobMetric.model_validate(row, from_attributes=True) for row in found]
 
 
 def log(control: Control, job_id: str, after: int, limit: int) -> list[schemas.JobLogLine]:
     with control.store.read() as session:
-        _require(session, job_id)
+        require(session, job_id)
         found = job_rows.log(session, job_id, after, limit)
         return [schemas.JobLogLine.model_validate(row, from_attributes=True) for row in found]
+
+
+def samples(control: Control, job_id: str) -> list[JobSample]:
+    with control.store.read() as session:
+        require(session, job_id)
+        return [JobSample.model_validate(row, from_attributes=True) for row in sample_rows.of_job(session, job_id)]
 
 
 def views(session: Session, records: Iterable[JobRecord]) -> list[schemas.Job]:
@@ -88,6 +99,7 @@ def _waiting_reasons(session: Session) -> dict[str, str]:
     engine = engines.known(session)
     held = next(iter(job_rows.in_states(session, IN_ENGINE, everyones=True)), None)
     busy = None if held is None else _busy(session, held)
+    blocked = quotas.reasons(session)
     reasons: dict[str, str] = {}
     position = 0
     for job in waiting:
@@ -97,6 +109,8 @@ def _waiting_reasons(session: Session) -> dict[str, str]:
         elif job.state == "running":
             if (reason := history.paused_reason(session)) is not None:
                 reasons[job.id] = f"finetuning stands still for the moment: {reason}"
+        elif job.state == "paused" and job.held:
+            reasons[job.id] = blocked.get(job.tenant, "it goes on within a moment")
         elif job.state == "paused":
             reasons[job.id] = "it is paused; resume it to put it back in the queue"
         elif job.state == "interrupted" and job.stalls >= MAX_STALLS:
@@ -106,7 +120,7 @@ def _waiting_reasons(session: Session) -> dict[str, str]:
             )
         elif job.state in ("queued", "interrupted"):
             position += 1
-            reasons[job.id] = _queue_reason(engine, busy, position)
+            reasons[job.id] = blocked.get(job.tenant) or _queue_reason(engine, busy, position)
     return reasons
 
 
@@ -128,7 +142,8 @@ def _queue_reason(engine: EngineRecord | None, busy: str | None, position: int) 
     return f"jobs of a higher priority, or older, come first (number {position} in the queue)"
 
 
-def _require(session: Session, job_id: str) -> JobRecord:
+def require(session: Session, job_id: str) -> JobRecord:
+    """The job; raises NotFound when there is none, or it is not the session's to see."""
     job = job_rows.find(session, job_id)
     if job is None:
         raise NotFound("job_not_found", f"there is no job {job_id}; `harli jobs` lists them", "job_id")
@@ -138,7 +153,9 @@ def _require(session: Session, job_id: str) -> JobRecord:
 # ---- submitting ------------------------------------------------------------------------------------------------------
 
 
-def submit(control: Control, body: schemas.JobCreate, key: str | None) -> tuple[schemas.Job, bool]:
+def submit(
+    control: Control, body: schemas.JobCreate, key: str | None, *, schedule_id: str | None = None
+) -> tuple[schemas.Job, bool]:
     """Check and queue a job; (the job, whether it is new). A key that came before answers with its job.
 
     Raises Invalid, NotFound or Conflict, naming the field, before anything is stored.
@@ -149,8 +166,10 @@ def submit(control: Control, body: schemas.JobCreate, key: str | None) -> tuple[
             return earlier, False
         dataset = _dataset(session, body)
         model = engines.model_path(session, control.settings)
+        body = _preset(control, body, dataset, engines.known(session))
     spec = _resolved(control, body)
-    _check_lengths(control, dataset, model, spec)
+    lengths = _lengths(control, dataset, model, spec)
+    todo = estimates.work(lengths, spec) if lengths else None
     with control.store.write() as session:
         # Everything that may have changed since it was read is looked at again where it cannot change any more.
         if (earlier := _earlier(control, session, key, fingerprint)) is not None:
@@ -160,6 +179,7 @@ def submit(control: Control, body: schemas.JobCreate, key: str | None) -> tuple[
         spec, initial, version = _initial(session, spec)
         _check_engine(spec, engine)
         _check_output(session, spec)
+        quotas.check_waiting(session, control.principal.tenant)
         time = now()
         job = JobRecord(
             id=new_id("job"),
@@ -175,6 +195,9 @@ def submit(control: Control, body: schemas.JobCreate, key: str | None) -> tuple[
             created_at=time,
             state_since=time,
             priority=body.priority,
+            deadline=body.deadline,
+            schedule_id=schedule_id,
+            expected_tokens=todo.tokens if todo is not None else None,
         )
         session.add(job)
         session.flush()
@@ -182,6 +205,7 @@ def submit(control: Control, body: schemas.JobCreate, key: str | None) -> tuple[
             job_rows.JobEventRecord(job_id=job.id, time=time, kind="submitted", to_state="queued", message="submitted")
         )
         changes.add(session, "jobs", "submitted", job.id, tenant=job.tenant, state="queued")
+        webhooks.tell(session, job, "submitted", "submitted")
         if key is not None:
             session.add(
                 idempotency.IdempotencyRecord(
@@ -205,11 +229,85 @@ def _earlier(control: Control, session: Session, key: str | None, fingerprint: s
             "new job",
             "Idempotency-Key",
         )
-    return views(session, [_require(session, record.job_id)])[0]
+    return views(session, [require(session, record.job_id)])[0]
+
+
+def estimate(control: Control, body: schemas.JobCreate) -> JobEstimate:
+    """What the job would take if it were submitted now. Raises what `submit` would raise, but for a taken name."""
+    with control.store.read() as session:
+        dataset = _dataset(session, body)
+        model = engines.model_path(session, control.settings)
+        engine = engines.known(session)
+        body = _preset(control, body, dataset, engine)
+        spec = _initial(session, _resolved(control, body))[0]
+        _check_engine(spec, engine)
+        open_ = job_rows.in_states(session, ("queued", "interrupted", *IN_ENGINE), everyones=True)
+        before = [job for job in open_ if job.state in IN_ENGINE or job.priority >= spec.priority]
+        measured = speed.measured(session)
+    return estimates.estimate(
+        spec,
+        dataset.report["rows"],
+        _lengths(control, dataset, model, spec),
+        speed=measured,
+        before=before,
+        engine=engine,
+        model=model,
+    )
+
+
+def clone(control: Control, job_id: str, changed: Mapping[str, Any], key: str | None) -> tuple[schemas.Job, bool]:
+    """Submit a job once more, with some fields changed: those of a `JobCreate`, and in `lora` too."""
+    with control.store.read() as session:
+        job = require(session, job_id)
+        spec = dict(job.spec)
+        if dataset_rows.find(session, job.dataset_id) is not None:
+            spec["dataset"] = job.dataset_id
+    if job.initial_adapter is not None:
+        spec["initial_adapter"] = f"{job.initial_adapter}@{job.initial_version}"
+    lora = dict(spec["lora"])
+    # What the old job was resolved to is given from here on; what the new one brings with it takes its place.
+    dropped = {"deadline", "preset"}
+    if changed.get("preset") is not None:
+        dropped |= presets.FIELDS
+        lora = {name: value for name, value in lora.items() if name not in presets.LORA_FIELDS}
+    if "max_steps" in changed:
+        dropped.add("epochs")
+    if "epochs" in changed:
+        dropped.add("max_steps")
+    if "micro_batch_tokens" in changed:
+        dropped.add("sequence_length")
+    if "initial_adapter" in changed:
+        lora = {name: value for name, value in lora.items() if name not in ("rank", "alpha", "target_modules")}
+    merged = {name: value for name, value in spec.items() if name not in dropped and value is not None}
+    new_lora = changed.get("lora")
+    merged |= {**changed, "lora": {**lora, **new_lora} if isinstance(new_lora, Mapping) else new_lora or lora}
+    try:
+        body = schemas.JobCreate.model_validate(merged)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(["changes", *(str(part) for part in fault["loc"])])
+        raise Invalid("invalid_request", f"{place}: {fault['msg']}", place) from error
+    return submit(control, body, key)
+
+
+def _preset(
+    control: Control, body: schemas.JobCreate, dataset: DatasetRecord, engine: EngineRecord | None
+) -> schemas.JobCreate:
+    """With what the preset makes of this data set, within what the engine can serve."""
+    return presets.applied(
+        body,
+        dataset.report["rows"],
+        dataset.report["tokens"],
+        micro_batch_tokens=control.settings.finetune.micro_batch_tokens,
+        max_rank=engine.hello["max_lora_rank"] if engine is not None else control.settings.engine.max_lora_rank,
+    )
 
 
 def _resolved(control: Control, body: schemas.JobCreate) -> schemas.JobCreate:
     """The job with every default filled in, as it is stored and run."""
+    _check_evaluation(body)
+    if body.deadline is not None and body.deadline <= now():
+        raise Invalid("deadline", f"the deadline {body.deadline:%Y-%m-%d %H:%M %Z} is past; give a later one", "deadline")
     if body.epochs is not None and body.max_steps is not None:
         raise Invalid(
             "epochs_and_max_steps",
@@ -229,6 +327,25 @@ def _resolved(control: Control, body: schemas.JobCreate) -> schemas.JobCreate:
     return body.model_copy(update={"micro_batch_tokens": tokens, "sequence_length": length, "epochs": epochs})
 
 
+def _check_evaluation(body: schemas.JobCreate) -> None:
+    """Raise Invalid for what hangs on evaluations that there will not be."""
+    hanging = [name for name in ("patience", "keep_best", "sample_prompts") if getattr(body, name)]
+    if hanging and body.evaluation_fraction == 0:
+        raise Invalid(
+            "no_evaluation",
+            f"{hanging[0]} needs evaluations and evaluation_fraction is 0, so that there is no row for them; give a "
+            "fraction such as 0.05",
+            "evaluation_fraction",
+        )
+    if body.evaluate_every == 0 and (body.patience or body.keep_best):
+        raise Invalid(
+            "no_evaluation",
+            f"{hanging[0]} needs evaluations on the way and evaluate_every is 0, which is one at the end; give the "
+            "steps between them",
+            "evaluate_every",
+        )
+
+
 def _dataset(session: Session, body: schemas.JobCreate) -> DatasetRecord:
     dataset = dataset_rows.find(session, body.dataset)
     if dataset is None:
@@ -240,10 +357,13 @@ def _dataset(session: Session, body: schemas.JobCreate) -> DatasetRecord:
     return dataset
 
 
-def _check_lengths(control: Control, dataset: DatasetRecord, model: Path | None, spec: schemas.JobCreate) -> None:
-    """Every row must fit; without a tokenizer (no engine was here yet) the engine checks when the job starts."""
+def _lengths(
+    control: Control, dataset: DatasetRecord, model: Path | None, spec: schemas.JobCreate
+) -> list[int] | None:
+    """The tokens of each row, every one of which must fit; None without a tokenizer (no engine was here yet): the engine
+    checks when the job starts."""
     if model is None:
-        return
+        return None
     assert spec.micro_batch_tokens is not None and spec.sequence_length is not None
     path = control.dataset_file(dataset.id)
     tokens = tokenizer.load(model)
@@ -256,6 +376,7 @@ def _check_lengths(control: Control, dataset: DatasetRecord, model: Path | None,
         )
     except Invalid as error:
         raise Invalid(error.code, f"data set {dataset.name}: {error.message}", error.param) from error
+    return lengths
 
 
 def parse_adapter(reference: str) -> tuple[str, int | None]:
@@ -323,12 +444,32 @@ def _check_engine(body: schemas.JobCreate, engine: EngineRecord | None) -> None:
             f"lora.target_modules names {', '.join(unknown)}; the engine can serve {', '.join(hello['lora_modules'])}",
             "lora.target_modules",
         )
+    if slot := hello.get("finetune_slot"):
+        _check_slot(body, *slot)
     if body.adapter_name == hello["model"]:
         raise Conflict(
             "name_taken",
             f"{body.adapter_name} is the served model's own name; give the adapter another",
             "adapter_name",
         )
+
+
+def _check_slot(body: schemas.JobCreate, rank: int, tokens: int) -> None:
+    """Raise Invalid for what the engine's captured tasklets, made at its start, do not run."""
+    faults = {
+        "lora.rank": body.lora.rank > rank and f"lora.rank is {body.lora.rank}; give at most {rank}",
+        "lora.dropout": body.lora.dropout > 0 and f"lora.dropout is {body.lora.dropout:g}; give 0",
+        "micro_batch_tokens": body.micro_batch_tokens != tokens
+        and f"micro_batch_tokens is {body.micro_batch_tokens}; give {tokens}, or leave it out",
+    }
+    for field, fault in faults.items():
+        if fault:
+            raise Invalid(
+                "no_slot",
+                f"{fault}: the engine captured finetuning of rank {rank} and {tokens} tokens without dropout when it "
+                "started (HARLI_ENGINE__CAPTURED=false runs any job, slower)",
+                field,
+            )
 
 
 def _check_output(session: Session, body: schemas.JobCreate) -> None:
@@ -355,7 +496,8 @@ def _check_output(session: Session, body: schemas.JobCreate) -> None:
 def pause(control: Control, job_id: str) -> schemas.Job:
     """Pause now (when no engine holds the job) or at the engine's next step. Pausing twice is pausing once."""
     with control.store.write() as session:
-        job = _require(session, job_id)
+        job = require(session, job_id)
+        job.held = False
         if job.state in ("queued", "interrupted"):
             transition(session, job, "paused", "paused", "paused while it waited")
         elif job.state in ("starting", "running") and job.command in (None, "pause"):
@@ -369,7 +511,7 @@ def pause(control: Control, job_id: str) -> schemas.Job:
 def resume(control: Control, job_id: str) -> schemas.Job:
     """Back into the queue, at its old place; the dispatcher hands it out from its newest checkpoint."""
     with control.store.write() as session:
-        job = _require(session, job_id)
+        job = require(session, job_id)
         if job.state not in ("paused", "interrupted"):
             raise _refused(job, "resumed", "paused or interrupted")
         job.stalls = 0
@@ -381,7 +523,7 @@ def resume(control: Control, job_id: str) -> schemas.Job:
 def stop(control: Control, job_id: str, save: bool) -> schemas.Job:
     """End a job, with its adapter as it stands or without. One that no engine holds ends at once."""
     with control.store.write() as session:
-        job = _require(session, job_id)
+        job = require(session, job_id)
         if save and job.state not in (*TERMINAL, "saving") and not _has_progress(job):
             raise Conflict(
                 "nothing_to_save",
@@ -405,17 +547,31 @@ def stop(control: Control, job_id: str, save: bool) -> schemas.Job:
 def update(control: Control, job_id: str, patch: schemas.JobPatch) -> schemas.Job:
     """Change priority or name of a job that has not ended."""
     with control.store.write() as session:
-        job = _require(session, job_id)
+        job = require(session, job_id)
         if job.state in TERMINAL and "priority" in patch.model_fields_set:
             raise _refused(job, "reprioritised", "anything but succeeded, failed or cancelled")
         if patch.priority is not None and patch.priority != job.priority:
             remark(session, job, "priority", f"priority {job.priority} → {patch.priority}")
             job.priority = patch.priority
+        if "deadline" in patch.model_fields_set and patch.deadline != job.deadline:
+            remark(session, job, "deadline", f"deadline {patch.deadline:%Y-%m-%d %H:%M %Z}" if patch.deadline else "none")
+            job.deadline, job.deadline_warned = patch.deadline, False
         if patch.name is not None:
             job.name = patch.name
             changes.add(session, "jobs", "renamed", job.id, tenant=job.tenant, state=job.state)
         session.flush()
         return views(session, [job])[0]
+
+
+def delete(control: Control, job_id: str) -> None:
+    """Forget a job that has ended, with its figures and checkpoints. The adapter that it made stays."""
+    with control.store.write() as session:
+        job = require(session, job_id)
+        if job.state not in TERMINAL:
+            raise _refused(job, "deleted", "succeeded, failed or cancelled")
+        session.delete(job)
+        changes.add(session, "jobs", "deleted", job.id, tenant=job.tenant)
+    shutil.rmtree(control.job_folder(job_id), ignore_errors=True)
 
 
 def _has_progress(job: JobRecord) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
+from core.control import webhooks
 from core.errors import Conflict
 from db import changes
 from db.base import now
@@ -49,10 +50,13 @@ def transition(session: Session, job: JobRecord, state: str, kind: str, message:
         job.ended_at = time
     if state in (*TERMINAL, "paused", "queued"):
         job.command = job.command_at = None
+    if state in (*TERMINAL, "queued"):
+        job.held = False
     if state not in ("starting", "running", "saving", "interrupted"):
         # No engine holds it any more: what one might still say is stale.
         job.token = job.engine_id = None
     changes.add(session, "jobs", kind, job.id, tenant=job.tenant, state=state)
+    webhooks.tell(session, job, kind, message)
 
 
 def remark(session: Session, job: JobRecord, kind: str, message: str) -> None:
@@ -61,3 +65,4 @@ def remark(session: Session, job: JobRecord, kind: str, message: str) -> None:
     session.add(JobEventRecord(job_id=job.id, time=time, kind=kind, token=job.token, message=message))
     session.add(JobLogRecord(job_id=job.id, time=time, message=message))
     changes.add(session, "jobs", kind, job.id, tenant=job.tenant, state=job.state)
+    webhooks.tell(session, job, kind, message)

@@ -22,11 +22,13 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy.orm import Session
 
-from core.control import leftovers
+from core.control import alerts, deliverer, leftovers, old_versions, operations, outlook, retention, schedules
 from core.control import telemetry as history
 from core.control.context import Control, new_id
+from core.control.deliverer import Deliverer
 from core.control.deployer import Deployer
 from core.control.dispatcher import Dispatcher, LeaseLost
+from core.control.sampler import Sampler
 from core.link.messages import FromEngine, Telemetry
 from core.link.transport import ControlEnd, LinkError
 from db import leases
@@ -43,6 +45,11 @@ _REAP_S = 1.0
 _DEPLOY_S = 0.5
 _ROLL_UP_S = 10.0
 _RETAIN_S = 300.0
+_ALERTS_S = 5.0
+_SAMPLE_S = 2.0
+_SCHEDULES_S = 5.0
+_WEBHOOKS_S = 1.0
+_DEADLINES_S = 30.0
 _POLL_MS = 40
 _RETRY_S = 0.5
 
@@ -123,6 +130,11 @@ class Owner:
             (work.deploy, _DEPLOY_S),
             (work.roll_up, _ROLL_UP_S),
             (work.retain, _RETAIN_S),
+            (work.look_for_alerts, _ALERTS_S),
+            (work.sample, _SAMPLE_S),
+            (work.run_schedules, _SCHEDULES_S),
+            (work.tell_webhooks, _WEBHOOKS_S),
+            (work.look_at_deadlines, _DEADLINES_S),
         ):
             first = datetime.now(UTC)
             self._scheduler.add_job(
@@ -154,6 +166,9 @@ class _Work:
         self._reap_due = threading.Event()
         self._stopping = threading.Event()
         self._deploying: threading.Thread | None = None
+        self._sampling: threading.Thread | None = None
+        self._sampler = Sampler(control, self._write)
+        self._deliverer = Deliverer(control, self._write)
         self._thread = threading.Thread(target=self._run, name="harli-link")
         self._thread.start()
 
@@ -163,6 +178,7 @@ class _Work:
 
     def end(self) -> None:
         self._stopping.set()
+        self._deliverer.close()
         self._thread.join()
 
     def wake(self) -> None:
@@ -185,6 +201,26 @@ class _Work:
             self._deploying = threading.Thread(target=self._guarded, args=(run,), name="harli-deploy", daemon=True)
             self._deploying.start()
 
+    def sample(self) -> None:
+        """In a thread of its own, since an answer takes as long as the engine takes."""
+        if self._sampling is None or not self._sampling.is_alive():
+            run = self._sampler.run
+            self._sampling = threading.Thread(target=self._guarded, args=(run,), name="harli-sample", daemon=True)
+            self._sampling.start()
+
+    def run_schedules(self) -> None:
+        self._guarded(lambda: schedules.run_due(self._control, now()))
+
+    def tell_webhooks(self) -> None:
+        self._guarded(self._deliverer.run)
+
+    def look_at_deadlines(self) -> None:
+        def run() -> None:
+            with self._write() as session:
+                outlook.warn_of_deadlines(session)
+
+        self._guarded(run)
+
     def roll_up(self) -> None:
         def run() -> None:
             with self._write() as session:
@@ -196,9 +232,16 @@ class _Work:
         def run() -> None:
             with self._write() as session:
                 history.retain(session, now())
+                deliverer.retain(session)
+            retention.forget_old_jobs(self._control)
             leftovers.remove(self._control)
+            operations.tidy(self._control, self._write)
+            old_versions.retire(self._control, self._write)
 
         self._guarded(run)
+
+    def look_for_alerts(self) -> None:
+        self._guarded(lambda: alerts.evaluate(self._control, self._write, now()))
 
     def _guarded(self, run: Callable[[], None]) -> None:
         if self._stopping.is_set():

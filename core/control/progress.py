@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from core.api import schemas
+from core.control import quotas
 from core.control.jobs import save_from_checkpoint
 from core.control.lifecycle import remark, transition
 from core.link.messages import JobUpdate
@@ -37,7 +38,7 @@ def apply(session: Session, job: JobRecord, update: JobUpdate) -> None:
             _checkpointed(job, update)
             remark(session, job, "checkpoint", f"checkpoint at step {update.step}")
         case "evaluated":
-            if job.spec["sample_prompts"]:
+            if job.spec.get("sample_prompts"):
                 job.sample_step, job.sample_path = update.step, update.path
         case "stopped_early":
             remark(session, job, "stopped_early", update.message or f"stopped early at step {update.step}")
@@ -84,7 +85,9 @@ def _metric(session: Session, job: JobRecord, update: JobUpdate, time_: datetime
     if update.eval_loss is not None:
         job.eval_loss, job.best_step, job.best_loss = update.eval_loss, update.best_step, update.best_loss
     job.epoch = update.epoch if update.epoch is not None else job.epoch
-    job.tokens = update.tokens if update.tokens is not None else job.tokens
+    if update.tokens is not None:
+        job.tokens = update.tokens
+        quotas.count_tokens(session, job, update.tokens, time_)
     session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=_log_line(job, update)))
     figures = {"state": job.state, "step": update.step, "loss": update.loss}
     changes.add(session, "jobs", "metric", job.id, tenant=job.tenant, **figures)

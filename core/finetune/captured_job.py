@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from core.errors import Invalid
-from core.finetune import checkpoint, lora, schedule
+from core.finetune import checkpoint, evaluation, lora, schedule
 from core.finetune.captured import CapturedTrainer, JobState, Program
 from core.finetune.checkpoint import Progress
 from core.finetune.trainer import Metric, NotFinite, _epoch, _fingerprint, _packs
@@ -110,7 +110,7 @@ class CapturedJob:
         self._tokens_per_tasklet = 0.0
         self._launched = 0
         self._partition = 0
-        self._evaluated_at = -1
+        self._evaluated_at = self.progress.evaluated_at  # what was launched; `progress` has what is known
         self._evaluating = False
         self._refill()
 
@@ -121,8 +121,14 @@ class CapturedJob:
         """All steps and the last evaluation are through, on the device too."""
         return not self._kinds and not self._expected
 
+    @property
+    def stopped_early(self) -> bool:
+        """Evaluations brought no improvement for as long as the job has patience."""
+        return evaluation.exhausted(self.progress, self.spec)
+
     def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
-        """The kinds of the next tasklets, at most `count`, up to the end of the open step."""
+        """The kinds of the next tasklets, at most `count`, up to the end of the open step. There are none while the
+        device has yet to come to the end of an evaluation that decides something."""
         return tuple(islice(self._kinds, count))
 
     @property
@@ -141,7 +147,8 @@ class CapturedJob:
         self._partition = partition
         if not self._kinds:
             self._finish()
-            self._refill()
+            if not (self._evaluating and evaluation.decides(self.spec)):
+                self._refill()
         return kind
 
     def take_metrics(self) -> list[Metric]:
@@ -150,6 +157,9 @@ class CapturedJob:
             metric = self._expected.popleft()
             if metric.learning_rate is None:
                 self._metrics.append(metric._replace(eval_loss=result.loss))
+                evaluation.note(self.progress, metric.step, result.loss)
+                if evaluation.decides(self.spec):
+                    self._refill()
                 continue
             for name, value in (("loss", result.loss), ("gradient", result.grad_norm or 0.0)):
                 if not math.isfinite(value):
@@ -193,7 +203,7 @@ class CapturedJob:
     def _refill(self) -> None:
         """Load what comes next: an optimizer step, an evaluation, or nothing; and have the step behind it packed."""
         every, step = self.spec.evaluate_every, self.progress.step
-        last = step >= self.total_steps
+        last = step >= self.total_steps or self.stopped_early
         due = last or (every > 0 and step > 0 and step % every == 0)
         self._evaluating = bool(self._eval_packs) and due and self._evaluated_at != step
         if self._evaluating:

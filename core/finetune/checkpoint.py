@@ -2,7 +2,8 @@
 
 ``<output_dir>/checkpoints/step-00000020/`` holds the adapter as peft writes it, ``optimizer.safetensors`` (fp32 masters
 and moments) and ``state.json``: the sampler's position and figures. Random numbers need no state of their own, they are
-functions of the seed and that position (`DropoutSeed`, `epoch_plan`).
+functions of the seed and that position (`DropoutSeed`, `epoch_plan`). ``<output_dir>/evaluated/step-00000020/`` is the
+adapter alone, as it was when it was evaluated after that step.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ from core.errors import Invalid
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """Where a job stands, at an optimizer step's end. `fingerprint` ties it to the job's data and hyperparameters."""
+    """Where a job stands, at an optimizer step's end. `fingerprint` ties it to the job's data and hyperparameters.
+
+    `evaluated_at` is the step whose evaluation was taken in last (-1: none), `best_step` the one whose `best_loss` was
+    the lowest, `stale` counts the evaluations since.
+    """
 
     step: int = 0
     micro_batch: int = 0
     tokens: int = 0
     first_loss: float | None = None
     last_loss: float | None = None
+    evaluated_at: int = -1
+    best_step: int | None = None
+    best_loss: float | None = None
+    stale: int = 0
     fingerprint: str = ""
 
 
@@ -41,6 +50,36 @@ def write(
     save_adapter(partial / "adapter")
     save_file(optimizer, partial / "optimizer.safetensors")
     (partial / "state.json").write_bytes(msgspec.json.encode(progress))
+    return _settle(partial, final)
+
+
+def evaluated(output_dir: Path, step: int) -> Path:
+    """Where the adapter lies that was evaluated after `step`, if it was kept."""
+    return output_dir / "evaluated" / f"step-{step:08d}"
+
+
+def write_evaluated(output_dir: Path, progress: Progress, save_adapter: Callable[[Path], None]) -> Path:
+    """Write the adapter that was evaluated last and return its folder. Of the older ones, the best one's stays, and
+    those that a checkpoint remembers as the best, which a job that goes back to it may need again."""
+    final = evaluated(output_dir, progress.evaluated_at)
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    save_adapter(partial)
+    _settle(partial, final)
+    wanted = {progress.best_step}
+    for state in (output_dir / "checkpoints").glob("step-*/state.json"):
+        wanted.add(msgspec.json.decode(state.read_bytes(), type=Progress).best_step)
+    kept = {evaluated(output_dir, step) for step in wanted if step is not None}
+    # The one before may be in use: its samples are being made.
+    for old in sorted(final.parent.glob("step-*"))[:-2]:
+        if old not in kept:
+            shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def _settle(partial: Path, final: Path) -> Path:
+    """Make a folder that is wholly written the one of its name."""
     for path in partial.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

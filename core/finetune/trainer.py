@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from core.errors import HarliError, Invalid
-from core.finetune import checkpoint, lora, schedule
+from core.finetune import checkpoint, evaluation, lora, schedule
 from core.finetune.batch import PackedBatch
 from core.finetune.checkpoint import Progress
 from core.finetune.optimizer import LoraOptimizer
@@ -31,6 +31,15 @@ from core.policy.types import TaskletKind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+# What of a job does not shape its updates.
+_UNRELATED = frozenset(
+    {
+        "job_id", "tenant", "dataset_path", "output_dir", "priority", "checkpoint_every", "adapter_name", "patience",
+        "keep_best", "sample",
+    }
+)  # fmt: skip
 
 
 class Metric(NamedTuple):
@@ -109,7 +118,6 @@ class Trainer:
         self._metrics: list[Metric] = []
         self._queue: deque[Tasklet] = deque()
         self._queue_tokens = 0.0
-        self._evaluated_at = -1
         self._refill()
 
     # ---- pacing ------------------------------------------------------------------------------------------------------
@@ -118,6 +126,11 @@ class Trainer:
     def done(self) -> bool:
         """All steps and the last evaluation are through."""
         return not self._queue
+
+    @property
+    def stopped_early(self) -> bool:
+        """Evaluations brought no improvement for as long as the job has patience."""
+        return evaluation.exhausted(self.progress, self.spec)
 
     def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
         """The kinds of the next tasklets, at most `count`, up to the end of the open micro-batch or step."""
@@ -158,6 +171,17 @@ class Trainer:
             save_adapter=lambda folder: lora.save(model, adapter, folder),
         )
 
+    @property
+    def state_bytes(self) -> int:
+        """Memory that the job holds between two micro-batches: LoRA parameters and optimizer state."""
+        return self._optimizer.bytes
+
+    def start_again(self) -> None:
+        """Give up what has been computed of the open optimizer step or evaluation; it starts again."""
+        self._queue.clear()
+        self._optimizer.clear()
+        self._refill()
+
     def close(self) -> None:
         """Take the LoRA modules out of the shared model and free what the job holds."""
         self._queue.clear()
@@ -169,9 +193,10 @@ class Trainer:
     def _refill(self) -> None:
         """Queue what comes next: an optimizer step's micro-batches one by one, an evaluation, or nothing (done)."""
         every = self.spec.evaluate_every
-        step, last = self.progress.step, self.progress.step >= self.total_steps
+        step = self.progress.step
+        last = step >= self.total_steps or self.stopped_early
         due = last or (every > 0 and step > 0 and step % every == 0)
-        if self._eval_packs and due and self._evaluated_at != step:
+        if self._eval_packs and due and self.progress.evaluated_at != step:
             self._queue_evaluation()
         elif not last:
             self._queue_step()
@@ -269,8 +294,8 @@ class Trainer:
 
     def _finish_evaluation(self, last: Tasklet, runs: list[MicroBatchRun], denominator: int) -> None:
         last.run()
-        self._evaluated_at = self.progress.step
         loss = sum(run.loss() for run in runs) / denominator
+        evaluation.note(self.progress, self.progress.step, loss)
         self._metrics.append(
             Metric(step=self.progress.step, epoch=self.epoch, tokens=self.progress.tokens, eval_loss=loss)
         )
@@ -318,7 +343,7 @@ def _fingerprint(spec: JobSpec, rows: Sequence[Encoded]) -> str:
     relevant = {
         key: value
         for key, value in msgspec.to_builtins(spec).items()
-        if key not in {"job_id", "tenant", "dataset_path", "output_dir", "priority", "checkpoint_every", "adapter_name"}
+        if key not in _UNRELATED
     }
     digest = hashlib.sha256(msgspec.json.encode(relevant))
     for row in rows:

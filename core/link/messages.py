@@ -35,7 +35,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One finetuning job as the engine sees it. Paths are on the engine's file system.
 
     Exactly one of `epochs` and `max_steps` is set. A step is one optimizer step of `accumulation` micro-batches, each
-    packed to `micro_batch_tokens` tokens. `evaluation_fraction` of the rows is held out.
+    packed to `micro_batch_tokens` tokens. `evaluation_fraction` of the rows is held out. `patience`: evaluations in a
+    row without improvement after which the job ends (0: never); `keep_best`: the adapter that is saved is that of the
+    lowest evaluation loss; `sample`: the adapter of every evaluation is written, for the control plane to try.
     """
 
     job_id: str
@@ -59,11 +61,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     evaluation_fraction: float = 0.05
     evaluate_every: int = 0
     checkpoint_every: int = 20
+    patience: int = 0
+    keep_best: bool = False
+    sample: bool = False
     priority: int = 0
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A latency target: the `quantile` of `kind` stays under `ms`."""
+    """A latency target: the `quantile` of `kind` stays under `ms`, for the requests of `tenant` (None: of everyone whose
+    tenant has no target of that kind)."""
 
     kind: Literal["itl", "tpot", "ttft"]
     ms: float
@@ -81,11 +87,46 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class MemoryOwner(msgspec.Struct, frozen=True):
+    """What one owner has of the arena's memory, and the most it ever had; bytes."""
+
+    name: str
+    bytes: int
+    high_water_bytes: int
+
+
+class MemoryEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that changed hands at `time` (Unix seconds): `granted` to the job, `reclaimed` from it, the KV cache set to
+    grow or shrink by so much."""
+
+    time: float
+    kind: Literal["granted", "reclaimed", "kv_grows", "kv_shrinks"]
+    bytes: int
+    reason: str = ""
+
+
+class MemoryView(msgspec.Struct, frozen=True, kw_only=True):
+    """The arena that KV cache and finetuning share, and what happened to it since the last report. `kept_bytes`: free,
+    and ready to be mapped; `kv_tokens`: slots that requests may hold now, of `kv_most_tokens`."""
+
+    page_bytes: int
+    capacity_bytes: int
+    used_bytes: int
+    high_water_bytes: int
+    kept_bytes: int
+    kv_tokens: int
+    kv_most_tokens: int
+    owners: tuple[MemoryOwner, ...] = ()
+    events: tuple[MemoryEvent, ...] = ()
+
+
 # ---- engine → control ------------------------------------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True, kw_only=True, tag=True):
-    """Sent when the engine is ready, and again after each reconnection of the link."""
+    """Sent when the engine is ready, and again after each reconnection of the link. `settings`: what it runs with, for
+    people. `finetune_slot`: (largest rank, micro-batch tokens) of the finetuning that was captured at the start; None
+    where tasklets run eagerly."""
 
     engine_id: str
     protocol: int = PROTOCOL
@@ -103,6 +144,10 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     kv_tokens: int
     max_running_requests: int
     partitions: tuple[str, ...]
+    finetune_slot: tuple[int, int] | None = None
+    policy: str = ""
+    margin: float = 0.0
+    settings: dict[str, str] = {}
     solo_itl_ms: float | None = None
     running_job: str | None = None
     running_token: int | None = None
@@ -113,6 +158,8 @@ class Telemetry(Message, frozen=True, kw_only=True, tag=True):
 
     `itl` holds (gap in ms, tokens that saw it) for decode steps whose gap contains no prefill, `stalls` those that do;
     `ttft_ms` and `tpot_ms` one value per request that got its first token, respectively ended, in the interval.
+    `tenant_itl` holds those of `itl` that requests of a tenant with targets of its own saw, by tenant.
+    `guard_pauses` and `guarded_s`: how often the guard acted, and how long finetuning stood still for it.
     """
 
     engine_id: str
@@ -122,6 +169,7 @@ class Telemetry(Message, frozen=True, kw_only=True, tag=True):
     stalls: list[tuple[float, int]] = []
     ttft_ms: list[float] = []
     tpot_ms: list[float] = []
+    tenant_itl: dict[str, list[tuple[float, int]]] = {}
     decode_steps: int = 0
     decode_tokens: int = 0
     finetune_tokens: int = 0
@@ -138,14 +186,19 @@ class Telemetry(Message, frozen=True, kw_only=True, tag=True):
     targets_version: int = 0
     plan: PlanView
     paused_reason: str | None = None
+    guard_pauses: int = 0
+    guarded_s: float = 0.0
+    memory: MemoryView | None = None
 
 
 class JobUpdate(Message, frozen=True, kw_only=True, tag=True):
     """What happened to the running job.
 
-    kind: `started` (fields total_steps, rows), `metric` (step, loss, eval_loss, learning_rate, grad_norm, tokens),
-    `log` (message), `checkpoint` (step, path), `paused`/`interrupted` (step, path of its checkpoint), `saving`,
-    `succeeded` (path of the adapter folder), `cancelled`, `failed` (code, message, param).
+    kind: `started` (fields total_steps, rows), `metric` (step, loss, eval_loss, learning_rate, grad_norm, tokens;
+    best_step and best_loss with an eval_loss), `log` (message), `checkpoint` (step, path), `evaluated` (step, path of
+    the adapter as it was evaluated), `stopped_early` (message), `paused`/`interrupted` (step, path of its checkpoint),
+    `saving`, `succeeded` (path of the adapter folder, message when it is not that of the last step), `cancelled`,
+    `failed` (code, message, param).
     """
 
     engine_id: str
@@ -153,14 +206,16 @@ class JobUpdate(Message, frozen=True, kw_only=True, tag=True):
     token: int
     time: float
     kind: Literal[
-        "started", "metric", "log", "checkpoint", "paused", "resumed", "saving", "succeeded", "cancelled", "failed",
-        "interrupted",
+        "started", "metric", "log", "checkpoint", "evaluated", "stopped_early", "paused", "resumed", "saving",
+        "succeeded", "cancelled", "failed", "interrupted",
     ]
     step: int = 0
     total_steps: int | None = None
     epoch: float | None = None
     loss: float | None = None
     eval_loss: float | None = None
+    best_step: int | None = None
+    best_loss: float | None = None
     learning_rate: float | None = None
     grad_norm: float | None = None
     tokens: int | None = None
@@ -180,6 +235,27 @@ class EngineNotice(Message, frozen=True, kw_only=True, tag=True):
     message: str
 
 
+class Stopping(Message, frozen=True, kw_only=True, tag=True):
+    """The engine has been asked to stop and takes no further job; `Goodbye` follows when what ran is checkpointed."""
+
+    engine_id: str
+
+
+class Learnt(Message, frozen=True, kw_only=True, tag=True):
+    """What an engine that has no profile knows by experience, every ten seconds of a job, of the whole device.
+
+    steps: (batch, mean ms, bound ms); tasklets: by kind (mean ms, bound ms); mix: how many tasklets of each kind an
+    optimizer step has, and `step_tokens` the tokens that it trains on.
+    """
+
+    engine_id: str
+    time: float
+    steps: list[tuple[int, float, float]]
+    tasklets: dict[str, tuple[float, float]]
+    mix: dict[str, float]
+    step_tokens: float
+
+
 class Goodbye(Message, frozen=True, kw_only=True, tag=True):
     """The engine stops on purpose; whatever ran has been checkpointed and reported."""
 
@@ -190,10 +266,12 @@ class Goodbye(Message, frozen=True, kw_only=True, tag=True):
 
 
 class SetTargets(Message, frozen=True, kw_only=True, tag=True):
-    """Replace the targets; the next plan obeys them."""
+    """Replace the targets; the next plan obeys them. `tenants`: whose each adapter is, by its name, of tenants that have
+    a target of their own."""
 
     version: int
     targets: tuple[Target, ...]
+    tenants: dict[str, str] = {}
 
 
 class StartJob(Message, frozen=True, kw_only=True, tag=True):
@@ -219,5 +297,5 @@ class StopJob(Message, frozen=True, kw_only=True, tag=True):
     save: bool = False
 
 
-FromEngine = Hello | Telemetry | JobUpdate | EngineNotice | Goodbye
+FromEngine = Hello | Telemetry | JobUpdate | EngineNotice | Learnt | Stopping | Goodbye
 ToEngine = SetTargets | StartJob | PauseJob | StopJob

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from typing import Any, Literal
 import torch
 
 from core.errors import HarliError
+from core.finetune import checkpoint, evaluation
 from core.finetune.captured_job import CapturedJob
-from core.finetune.trainer import Trainer
+from core.finetune.trainer import Metric, Trainer
 from core.intake import adapter
 from core.link.messages import JobSpec, JobUpdate
 from core.policy.types import JobView, TaskletKind
@@ -107,9 +109,33 @@ class JobRun:
             return
         try:
             for metric in self._trainer.take_metrics():
-                self._report("metric", **metric._asdict())
+                if metric.eval_loss is None:
+                    self._report("metric", **metric._asdict())
+                else:
+                    self._evaluated(metric)
         except Exception as error:
             self._fail(error)
+
+    def _evaluated(self, metric: Metric) -> None:
+        """Tell of an evaluation, and keep the adapter that it was of, where the job wants that."""
+        assert self._trainer is not None
+        progress = self._trainer.progress
+        self._report("metric", **metric._asdict(), best_step=progress.best_step, best_loss=progress.best_loss)
+        if self.spec.sample or (self.spec.keep_best and progress.best_step == metric.step):
+            snapshot = self._trainer.snapshot()
+            folder = Path(self.spec.output_dir)
+
+            def save(place: Path) -> None:
+                snapshot.save_adapter(place)
+                adapter.normalise(place)
+
+            def write() -> Path:
+                return checkpoint.write_evaluated(folder, snapshot.progress, save)
+
+            def report(path: Path) -> None:
+                self._report("evaluated", step=metric.step, path=str(path))
+
+            self._writing.append((self._pool.submit(write), report))
 
     @property
     def tokens_per_tasklet(self) -> float:
@@ -143,6 +169,9 @@ class JobRun:
             if self._wish is not None:
                 self._obey(self._wish)
             elif self._trainer.done:
+                if self._trainer.stopped_early:
+                    progress = self._trainer.progress
+                    self._report("stopped_early", step=progress.step, message=evaluation.why_stopped(progress))
                 self._save("succeeded")
 
     def interrupt(self) -> None:
@@ -199,14 +228,25 @@ class JobRun:
         self._report("saving", step=self._trainer.progress.step)
         snapshot = self._trainer.snapshot()
 
+        progress = snapshot.progress
+        output = Path(self.spec.output_dir)
+        best = progress.best_step if self.spec.keep_best else None
+        message = None
+        if best is not None:
+            message = f"that of step {best}, whose evaluation loss was the lowest ({progress.best_loss:.4f})"
+
         def write() -> Path:
-            folder = Path(self.spec.output_dir) / "adapter"
-            snapshot.save_adapter(folder)
-            adapter.normalise(folder)
+            folder = output / "adapter"
+            shutil.rmtree(folder, ignore_errors=True)
+            if best is not None:
+                shutil.copytree(checkpoint.evaluated(output, best), folder)
+            else:
+                snapshot.save_adapter(folder)
+                adapter.normalise(folder)
             return folder
 
         def report(path: Path) -> None:
-            self._report(kind, step=snapshot.progress.step, path=str(path), tokens=snapshot.progress.tokens)
+            self._report(kind, step=progress.step, path=str(path), tokens=progress.tokens, message=message)
             self._end()
 
         self._writing.append((self._pool.submit(write), report))

@@ -10,24 +10,25 @@ down_revision = "0002_tenants"
 branch_labels = None
 depends_on = None
 
-_JOB_COLUMNS = (
-    sa.Column("place", sa.Double(), nullable=True),
-    sa.Column("deadline", sa.DateTime(timezone=True), nullable=True),
-    sa.Column("deadline_warned", sa.Boolean(), nullable=False, server_default=sa.false()),
-    sa.Column("schedule_id", sa.String(length=40), nullable=True),
-    sa.Column("expected_tokens", sa.BigInteger(), nullable=True),
-    sa.Column("counted_tokens", sa.BigInteger(), nullable=False, server_default="0"),
-    sa.Column("held", sa.Boolean(), nullable=False, server_default=sa.false()),
-    sa.Column("best_step", sa.Integer(), nullable=True),
-    sa.Column("best_loss", sa.Double(), nullable=True),
-    sa.Column("sample_step", sa.Integer(), nullable=True),
-    sa.Column("sample_path", sa.String(length=4096), nullable=True),
-)
+def _job_columns() -> tuple[sa.Column, ...]:
+    return (
+        sa.Column("place", sa.Double(), nullable=True),
+        sa.Column("deadline", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("deadline_warned", sa.Boolean(), nullable=False, server_default=sa.false()),
+        sa.Column("schedule_id", sa.String(length=40), nullable=True),
+        sa.Column("expected_tokens", sa.BigInteger(), nullable=True),
+        sa.Column("counted_tokens", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("held", sa.Boolean(), nullable=False, server_default=sa.false()),
+        sa.Column("best_step", sa.Integer(), nullable=True),
+        sa.Column("best_loss", sa.Double(), nullable=True),
+        sa.Column("sample_step", sa.Integer(), nullable=True),
+        sa.Column("sample_path", sa.String(length=4096), nullable=True),
+    )
 
 
 def upgrade() -> None:
-    for column in _JOB_COLUMNS:
-        op.add_column("jobs", column.copy())
+    for column in _job_columns():
+        op.add_column("jobs", column)
     op.create_index("ix_jobs_schedule_id", "jobs", ["schedule_id"], unique=False)
     op.create_table(
         "job_samples",
@@ -126,5 +127,5 @@ def downgrade() -> None:
     for table in ("webhook_deliveries", "webhooks", "schedules", "finetune_usage", "quotas", "job_samples"):
         op.drop_table(table)
     op.drop_index("ix_jobs_schedule_id", "jobs")
-    for column in _JOB_COLUMNS:
+    for column in _job_columns():
         op.drop_column("jobs", column.name)

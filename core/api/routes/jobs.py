@@ -8,7 +8,8 @@ from fastapi import APIRouter, Header, Query, Response
 
 from core.api import schemas
 from core.api.depends import After, ControlDep, Cursor, Limit, Name
-from core.control import jobs
+from core.api.job_schemas import JobClone, JobComparison, JobEstimate, JobMove, JobOutlook, JobSample
+from core.control import comparison, jobs, outlook, queue
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 Rows = Annotated[int, Query(ge=1, le=10_000)]
@@ -39,6 +40,22 @@ def page(
 ) -> schemas.Page[schemas.Job]:
     """Newest first, of one state or all."""
     return jobs.page(control, limit, cursor, state)
+
+
+@router.post("/estimate", summary="What a job would take")
+def estimate(control: ControlDep, job: schemas.JobCreate) -> JobEstimate:
+    """Nothing is queued. Refused for what submitting would be refused for; what is not known yet is left out, and
+    `notes` say why."""
+    return jobs.estimate(control, job)
+
+
+@router.get("/compare", summary="Jobs side by side")
+def compare(
+    control: ControlDep,
+    job_id: Annotated[list[str], Query(min_length=2, max_length=12, description="given once for each job")],
+) -> JobComparison:
+    """What they were asked with differently, and their figures."""
+    return comparison.compare(control, job_id)
 
 
 @router.get("/{job_id}", summary="Look at a job")
@@ -87,6 +104,49 @@ def stop(control: ControlDep, job_id: Name, body: schemas.JobStop | None = None)
     return jobs.stop(control, job_id, body.save if body is not None else False)
 
 
-@router.patch("/{job_id}", summary="Change a job's name or priority")
+@router.get("/{job_id}/why", summary="Why a job waits or is slow, and when it ends")
+def why(control: ControlDep, job_id: Name) -> JobOutlook:
+    """In words, from the queue, the engine's reports, quotas and the measured speed."""
+    return outlook.of(control, job_id)
+
+
+@router.get("/{job_id}/samples", summary="What a job's adapter answered on the way")
+def samples(control: ControlDep, job_id: Name) -> list[JobSample]:
+    """Of each evaluated step, the answers to the job's `sample_prompts`."""
+    return jobs.samples(control, job_id)
+
+
+@router.post(
+    "/{job_id}/clone",
+    status_code=201,
+    summary="Submit a job once more",
+    responses={200: {"model": schemas.Job, "description": "The Idempotency-Key came before; this is its job"}},
+)
+def clone(
+    response: Response,
+    control: ControlDep,
+    job_id: Name,
+    body: JobClone | None = None,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> schemas.Job:
+    """With some fields changed; the version of the data set is the old job's unless another is named."""
+    found, new = jobs.clone(control, job_id, body.changes if body is not None else {}, idempotency_key)
+    response.status_code = 201 if new else 200
+    return found
+
+
+@router.post("/{job_id}/move", summary="Move a waiting job in the queue")
+def move(control: ControlDep, job_id: Name, body: JobMove) -> schemas.Job:
+    """One place up or down, or to an end, among the waiting jobs that the caller sees."""
+    return queue.move(control, job_id, body.to)
+
+
+@router.delete("/{job_id}", status_code=204, summary="Forget a job", response_class=Response)
+def delete(control: ControlDep, job_id: Name) -> None:
+    """One that has ended, with its events, figures and checkpoints. The adapter that it made stays."""
+    jobs.delete(control, job_id)
+
+
+@router.patch("/{job_id}", summary="Change a job's name, priority or deadline")
 def patch(control: ControlDep, job_id: Name, body: schemas.JobPatch) -> schemas.Job:
     return jobs.update(control, job_id, body)
