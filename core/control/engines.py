@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from core.api import schemas
 from core.config import Settings
+from core.control import notices
+from core.control.context import Control
 from db import engines
 from db import jobs as job_rows
+from db import notices as notice_rows
 from db.engines import EngineRecord
 
+_NOTICES = 20
+_SECRET = re.compile("secret|password|token$|key$")
 _STATES = {"ready": "ready", "lost": "lost", "gone": "absent"}
 
 
@@ -29,9 +36,25 @@ def view(session: Session) -> schemas.Engine:
             "id": record.id,
             "running_job": held[0] if held else None,
             "since": record.since,
-            "notices": record.notices,
+            "notices": [notices.view(row) for row in reversed(notice_rows.last(session, _NOTICES, engine_id=record.id))],
         }
     )
+
+
+def in_words(control: Control) -> dict[str, str]:
+    """The settings of this process by name, as people write them in harli.toml; a database's password is left out.
+    Raises Forbidden for those of another tenant than the platform's."""
+    control.principal.require_platform("viewer")
+    plain = control.settings.model_dump()
+    if control.settings.database_url is not None:
+        plain["database_url"] = make_url(control.settings.database_url).render_as_string(hide_password=True)
+    flat: dict[str, str] = {}
+    for name, value in plain.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": str(one) for inner, one in value.items()}
+        else:
+            flat[name] = str(value)
+    return {name: "(set)" if _SECRET.search(name) and value != "None" else value for name, value in flat.items()}
 
 
 def known(session: Session) -> EngineRecord | None:

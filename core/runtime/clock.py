@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -17,12 +17,13 @@ class _Request:
 @dataclass(slots=True)
 class Latencies:
     """What ended since it was last taken; ms. itl, stalls: (gap, requests that saw it), told apart by whether a prefill
-    ran inside the gap. ttft, tpot: one value a request."""
+    ran inside the gap. ttft, tpot: one value a request. by_tenant: those of `itl` that a tenant's requests saw."""
 
     itl: list[tuple[float, int]] = field(default_factory=list)
     stalls: list[tuple[float, int]] = field(default_factory=list)
     ttft: list[float] = field(default_factory=list)
     tpot: list[float] = field(default_factory=list)
+    by_tenant: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
 
 
 class StepClock:
@@ -40,13 +41,17 @@ class StepClock:
             self._taken.ttft.append((now - received) * 1e3)
             self._requests[rid] = _Request(now, now, 1, self._prefills)
 
-    def decode(self, now: float, requests: Sequence[tuple[str, bool]]) -> float | None:
-        """A decode step ended and gave each of `requests`, (request, whether that was its last), one token.
+    def decode(
+        self, now: float, requests: Sequence[tuple[str, bool]], tenants: Mapping[str, str] | None = None
+    ) -> float | None:
+        """A decode step ended and gave each of `requests`, (request, whether that was its last), one token. tenants: of
+        those requests whose gaps are to be told apart.
 
         Returns the longest gap in ms that has no prefill in it, None when every gap has one.
         """
         gaps: dict[float, int] = {}
         stalls: dict[float, int] = {}
+        own: dict[tuple[str, float], int] = {}
         for rid, finished in requests:
             request = self._requests.get(rid)
             if request is None:  # its first token came from another server (disaggregated prefill)
@@ -55,12 +60,17 @@ class StepClock:
                 gap = (now - request.last) * 1e3
                 seen = gaps if request.prefills == self._prefills else stalls
                 seen[gap] = seen.get(gap, 0) + 1
+                if tenants and seen is gaps and rid in tenants:
+                    at = tenants[rid], gap
+                    own[at] = own.get(at, 0) + 1
                 request.last, request.prefills = now, self._prefills
                 request.tokens += 1
             if finished:
                 self.end(rid)
         self._taken.itl += gaps.items()
         self._taken.stalls += stalls.items()
+        for (tenant, gap), count in own.items():
+            self._taken.by_tenant.setdefault(tenant, []).append((gap, count))
         return max(gaps, default=None)
 
     def end(self, rid: str) -> None:

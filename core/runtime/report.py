@@ -45,6 +45,8 @@ class Interval:
         predicted_step_ms: float | None,
         targets_version: int,
         paused_reason: str | None,
+        guard_pauses: int,
+        guarded_s: float,
     ) -> Telemetry:
         """The message for the interval that ends `now`."""
         seconds = max(now - self.started, 1e-9)
@@ -58,6 +60,7 @@ class Interval:
             stalls=latencies.stalls,
             ttft_ms=latencies.ttft,
             tpot_ms=latencies.tpot,
+            tenant_itl=latencies.by_tenant,
             decode_steps=self.decode_steps,
             decode_tokens=self.decode_tokens,
             finetune_tokens=round(self.finetune_tokens),
@@ -80,6 +83,8 @@ class Interval:
                 reason=self.last_plan.reason,
             ),
             paused_reason=paused_reason,
+            guard_pauses=guard_pauses,
+            guarded_s=guarded_s,
         )
 
 

@@ -1,12 +1,20 @@
-"""The SGLang version that the hooks were written for."""
+"""The SGLang version that the hooks were written for, and what an engine tells people of its make-up."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
+from core.config import Settings
 from core.errors import Unavailable
 
 SGLANG = "0.5.16"
+# SGLang's arguments that people ask for, as it resolved them.
+_ARGUMENTS = (
+    "context_length", "chunked_prefill_size", "max_running_requests", "max_total_tokens", "mem_fraction_static",
+    "attention_backend", "sampling_backend", "schedule_policy", "disable_overlap_schedule", "disable_cuda_graph",
+    "max_lora_rank", "max_loras_per_batch", "lora_backend",
+)  # fmt: skip
 
 
 def require_sglang() -> None:
@@ -32,3 +40,11 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+def in_force(arguments: Any, settings: Settings) -> dict[str, str]:
+    """The settings that this engine runs with, by name: SGLang's as it resolved them, and Harli's own."""
+    sglang = {f"sglang.{name}": str(getattr(arguments, name)) for name in _ARGUMENTS}
+    own = {f"finetune.{name}": str(value) for name, value in settings.finetune.model_dump().items()}
+    engine = {f"engine.{name}": str(getattr(settings.engine, name)) for name in ("captured", "partitions", "threads")}
+    return {**engine, **own, **sglang}

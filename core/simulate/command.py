@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 
 from core.errors import Invalid, NotFound
 from core.policy import POLICIES, bind
 from core.policy.bound import BoundPolicy
-from core.policy.types import WHOLE
+from core.policy.types import WHOLE, Predictor
 from core.predictor.profile import Profile
 from core.predictor.two_stage import TwoStagePredictor
 from core.simulate.device import Device, Program
@@ -101,6 +101,18 @@ class Frontier:
     notes: tuple[str, ...]
 
 
+class Simulated(Protocol):
+    """A device to simulate, a predictor as its engine has it, and what to tell people about both."""
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def predictor(self) -> Predictor: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Machine:
     """A simulated device, what `harli profile` would measure on it, and what to tell people about it."""
@@ -147,7 +159,7 @@ def machine(
     )  # fmt: skip
     note = (
         f"{path.name} was measured on {measured.machine.gpu} with {measured.machine.model}; it has no memory, noise or "
-        f"prefill, so those are the {like.device}'s, with {layers} layers of {measured.machine.model}"
+        f"prefill, so those are the {like.device}'s"
     )
     return Machine(Device(made), measured, (note,))
 
@@ -220,13 +232,20 @@ def simulate(
 
 
 def whatif(
-    load: Load, device: str, targets_ms: Sequence[float], *, policy_name: str = "hybrid", now_ms: float | None = None
+    load: Load,
+    device: str | Simulated,
+    targets_ms: Sequence[float],
+    *,
+    policy_name: str = "hybrid",
+    now_ms: float | None = None,
+    margin: float = 0.0,
 ) -> Frontier:
     """What finetuning would get at each target under a load that stays as it is; 400 steps are simulated a target.
+    margin: the share of each target that is not planned with, as the engine is set to.
 
     Errors: as `simulate`; `Invalid` for a load that the device cannot hold or a target that is not above zero.
     """
-    simulated = machine(device)
+    simulated = machine(device) if isinstance(device, str) else device
     one = policy(policy_name)
     dev = simulated.device
     room = dev.kv_tokens - (load.batch + 1) * _WHATIF_STEPS * 2
@@ -241,7 +260,7 @@ def whatif(
     longest = load.max_kv or load.kv_tokens // max(load.batch, 1)
     solo_ms = dev.cell(WHOLE, dev.padded(load.batch), load.kv_tokens, longest).alone_ms if load.batch else 0.0
     asked = sorted({*targets_ms, *([now_ms] if now_ms is not None else [])})
-    points = {target_ms: _operate(simulated, one, load, target_ms, solo_ms) for target_ms in asked}
+    points = {target_ms: _operate(simulated, one, load, target_ms, margin, solo_ms) for target_ms in asked}
     under = [target_ms for target_ms in asked if target_ms < solo_ms]
     if under:
         notes.append(
@@ -273,12 +292,18 @@ def endless(load: Load, steps: int) -> list[Arrival]:
     return [Arrival(0.0, longest, steps + 2), *[Arrival(0.0, others, steps + 2)] * (load.batch - 1)]
 
 
-def _operate(simulated: Machine, one: BoundPolicy, load: Load, target_ms: float, solo_ms: float) -> Operating:
-    seconds = _WHATIF_STEPS * max(target_ms if load.batch else 10.0, solo_ms) / 1e3
-    scenario = Scenario(endless(load, int(seconds * 1e3 / max(solo_ms, 1.0))), seconds, target_ms)
+def _operate(
+    simulated: Simulated, one: BoundPolicy, load: Load, target_ms: float, margin: float, solo_ms: float
+) -> Operating:
+    planned = target_ms * (1 - margin)
+    seconds = _WHATIF_STEPS * max(planned if load.batch else 10.0, solo_ms) / 1e3
+    scenario = Scenario(endless(load, int(seconds * 1e3 / max(solo_ms, 1.0))), seconds, planned)
     outcome = Simulation(scenario, simulated.device, one, simulated.predictor()).run()
-    found, layouts = outcome.summary(), outcome.steps.layout
+    found, steps = outcome.summary(), outcome.steps
+    tokens = sum(steps.batch)
+    held = sum(size for gap, size in zip(steps.gap_ms, steps.batch, strict=True) if gap <= target_ms)
     return Operating(
-        target_ms, found.finetune_tokens_s, found.exclusive_share, found.itl_p50_ms, found.itl_p99_ms, found.attainment,
-        str(max(set(layouts), key=layouts.count)) if layouts else str(WHOLE),
+        target_ms, found.finetune_tokens_s, found.exclusive_share, found.itl_p50_ms, found.itl_p99_ms,
+        held / tokens if tokens else 1.0,
+        str(max(set(steps.layout), key=steps.layout.count)) if steps.layout else str(WHOLE),
     )  # fmt: skip

@@ -6,8 +6,8 @@ Percentiles are of the raw values: the smallest value that at least the asked sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -62,8 +62,9 @@ class Weighted:
 class Interval:
     """`seconds` of measurements that end at `end` (Unix seconds).
 
-    `judged` and `attained`: tokens of `itl` that a target applied to when they came, and those within it. Counters
-    are of the interval; `running` to `paused_reason` are as of its end.
+    `judged` and `attained`: tokens of `itl` that a target applied to when they came, and those within it; `tenants`: the
+    same two of each tenant that has a target of its own. Counters are of the interval; `running` to `target_ms`
+    (the tightest ITL target of everyone) are as of its end.
     """
 
     end: float
@@ -74,6 +75,9 @@ class Interval:
     tpot: Weighted
     judged: float = 0.0
     attained: float = 0.0
+    tenants: dict[str, tuple[float, float]] = field(default_factory=dict)
+    guard_pauses: int = 0
+    guarded_s: float = 0.0
     decode_steps: int = 0
     decode_tokens: int = 0
     finetune_tokens: int = 0
@@ -91,15 +95,24 @@ class Interval:
     plan: str = ""
     plan_reason: str = ""
     paused_reason: str | None = None
+    target_ms: float | None = None
 
     @property
     def start(self) -> float:
         return self.end - self.seconds
 
 
-def of_message(message: Telemetry, target_ms: float | None) -> Interval:
-    """An engine's report, judged by the tightest ITL target in force (None: there is none)."""
+def of_message(message: Telemetry, itl_ms: Mapping[str | None, float]) -> Interval:
+    """An engine's report, judged by the tightest ITL targets in force: by tenant, None for the requests of all others.
+    """
     itl = Weighted.of(message.itl)
+    own = {tenant: Weighted.of(pairs) for tenant, pairs in message.tenant_itl.items() if tenant in itl_ms}
+    tenants = {tenant: (gaps.total, gaps.within(itl_ms[tenant])) for tenant, gaps in own.items()}
+    judged = sum(total for total, _ in tenants.values())
+    attained = sum(within for _, within in tenants.values())
+    if (limit := itl_ms.get(None)) is not None:
+        judged += itl.total - sum(gaps.total for gaps in own.values())
+        attained += itl.within(limit) - sum(gaps.within(limit) for gaps in own.values())
     return Interval(
         end=message.time,
         seconds=message.interval_s,
@@ -107,8 +120,11 @@ def of_message(message: Telemetry, target_ms: float | None) -> Interval:
         stalls=Weighted.of(message.stalls),
         ttft=Weighted.single(message.ttft_ms),
         tpot=Weighted.single(message.tpot_ms),
-        judged=0.0 if target_ms is None else itl.total,
-        attained=0.0 if target_ms is None else itl.within(target_ms),
+        judged=judged,
+        attained=attained,
+        tenants=tenants,
+        guard_pauses=message.guard_pauses,
+        guarded_s=message.guarded_s,
         decode_steps=message.decode_steps,
         decode_tokens=message.decode_tokens,
         finetune_tokens=message.finetune_tokens,
@@ -126,15 +142,19 @@ def of_message(message: Telemetry, target_ms: float | None) -> Interval:
         plan=f"{message.plan.policy} {message.plan.layout}",
         plan_reason=message.plan.reason,
         paused_reason=message.paused_reason,
+        target_ms=itl_ms.get(None),
     )
 
 
 _WEIGHTED = ("itl", "stalls", "ttft", "tpot")
 _SUMMED = (
     "seconds", "judged", "attained", "decode_steps", "decode_tokens", "finetune_tokens", "tasklets", "busy_s",
-    "decode_s", "finetune_s", "after", "beside",
+    "decode_s", "finetune_s", "after", "beside", "guard_pauses", "guarded_s",
 )  # fmt: skip
-_LAST = ("end", "running", "waiting", "kv_used", "kv_total", "memory_bytes", "plan", "plan_reason", "paused_reason")
+_LAST = (
+    "end", "running", "waiting", "kv_used", "kv_total", "memory_bytes", "plan", "plan_reason", "paused_reason",
+    "target_ms",
+)  # fmt: skip
 
 
 def merge(intervals: Sequence[Interval]) -> Interval:
@@ -147,6 +167,12 @@ def merge(intervals: Sequence[Interval]) -> Interval:
         merged[name] = Weighted(
             np.concatenate([part.values for part in parts]), np.concatenate([part.weights for part in parts])
         )
+    tenants: dict[str, tuple[float, float]] = {}
+    for interval in intervals:
+        for tenant, (judged, attained) in interval.tenants.items():
+            sums = tenants.get(tenant, (0.0, 0.0))
+            tenants[tenant] = sums[0] + judged, sums[1] + attained
+    merged["tenants"] = tenants
     return Interval(**merged)  # type: ignore[arg-type]
 
 
@@ -185,6 +211,12 @@ def point(interval: Interval) -> TelemetryPoint:
         plan_beside=interval.beside / steps,
         plan_reason=interval.plan_reason,
         paused_reason=interval.paused_reason,
+        target_ms=interval.target_ms,
+        guard_pauses=interval.guard_pauses,
+        guarded_share=min(1.0, interval.guarded_s / seconds),
+        tenant_attainment={
+            tenant: attained / judged for tenant, (judged, attained) in interval.tenants.items() if judged > 0
+        },
     )
 
 
@@ -212,7 +244,7 @@ def _rounded(weighted: Weighted) -> Weighted:
 
 def pack(interval: Interval) -> bytes:
     """For the store: msgpack, the values as little-endian float32."""
-    fields: dict[str, object] = {name: getattr(interval, name) for name in (*_SUMMED, *_LAST)}
+    fields: dict[str, object] = {name: getattr(interval, name) for name in (*_SUMMED, *_LAST, "tenants")}
     for name in _WEIGHTED:
         weighted: Weighted = getattr(interval, name)
         fields[name] = np.concatenate([weighted.values, weighted.weights]).astype("<f4").tobytes()

@@ -28,6 +28,10 @@ _COUNTERS = {
     "tasklets": ("harli_tasklets", "Finetune tasklets run"),
     "judged": ("harli_itl_target_tokens", "Tokens whose gap an ITL target applied to"),
     "attained": ("harli_itl_target_attained_tokens", "Tokens whose gap was within the tightest ITL target"),
+    "guard_pauses": ("harli_guard_pauses", "Times that the guard made finetuning stand still"),
+    "guarded_s": ("harli_guarded_seconds", "Time in which the guard held finetuning back"),
+    "decode_s": ("harli_decode_busy_seconds", "Time that decode and prefill steps took"),
+    "finetune_s": ("harli_finetune_busy_seconds", "Time that finetuning took"),
     "seconds": ("harli_engine_reported_seconds", "Time that the engine reported on"),
 }
 _GAUGES = {
@@ -45,6 +49,7 @@ class Totals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTERS, 0.0)
+        self._tenants: dict[str, tuple[float, float]] = {}
         self._buckets = {name: np.zeros(len(BOUNDS_MS) + 1) for name in _HISTOGRAMS}
         self._sums_s = dict.fromkeys(_HISTOGRAMS, 0.0)
         self._last: Interval | None = None
@@ -58,12 +63,24 @@ class Totals:
                 index = np.searchsorted(BOUNDS_MS, weighted.values)
                 self._buckets[name] += np.bincount(index, weights=weighted.weights, minlength=len(BOUNDS_MS) + 1)
                 self._sums_s[name] += float((weighted.values * weighted.weights).sum()) / 1e3
+            for tenant, (judged, attained) in interval.tenants.items():
+                before = self._tenants.get(tenant, (0.0, 0.0))
+                self._tenants[tenant] = before[0] + judged, before[1] + attained
             self._last = interval
 
     def families(self) -> Iterator[Metric]:
         with self._lock:
             for name, (metric, text) in _COUNTERS.items():
                 yield CounterMetricFamily(metric, text, value=self._counts[name])
+            text = "Tokens whose gap an ITL target of their tenant applied to"
+            judged = CounterMetricFamily("harli_tenant_itl_target_tokens", text, labels=["tenant"])
+            text = "Tokens whose gap was within their tenant's tightest ITL target"
+            attained = CounterMetricFamily("harli_tenant_itl_target_attained_tokens", text, labels=["tenant"])
+            for tenant, (all_, within) in self._tenants.items():
+                judged.add_metric([tenant], all_)
+                attained.add_metric([tenant], within)
+            yield judged
+            yield attained
             for name, (metric, text) in _HISTOGRAMS.items():
                 cumulated = np.cumsum(self._buckets[name])
                 bounds = [*(f"{bound / 1e3:.6g}" for bound in BOUNDS_MS), "+Inf"]
@@ -78,11 +95,14 @@ def render(
     totals: Totals,
     *,
     jobs: Mapping[str, int],
-    targets: Iterable[tuple[str, float, float]],
+    targets: Iterable[tuple[str, float, str, float]],
+    alerts: Mapping[str, int],
+    parts: Iterable[tuple[str, str, int]],
     engine_ready: bool,
     dispatcher: bool,
 ) -> bytes:
-    """The whole exposition. `jobs`: number per state; `targets`: (kind, quantile, ms)."""
+    """The whole exposition. `jobs`: number per state; `targets`: (kind, quantile, tenant or nothing, ms) of those in
+    force; `alerts`: number of firing ones per severity; `parts`: (name, state, restarts) of the supervised processes."""
 
     class _All(Collector):
         def collect(self) -> Iterable[Metric]:
@@ -91,10 +111,22 @@ def render(
             for state, count in jobs.items():
                 states.add_metric([state], count)
             yield states
-            limits = GaugeMetricFamily("harli_target_seconds", "Latency targets", labels=["kind", "quantile"])
-            for kind, quantile, ms in targets:
-                limits.add_metric([kind, f"{quantile:g}"], ms / 1e3)
+            text = "Latency targets in force; tenant is empty for everyone's"
+            limits = GaugeMetricFamily("harli_target_seconds", text, labels=["kind", "quantile", "tenant"])
+            for kind, quantile, tenant, ms in targets:
+                limits.add_metric([kind, f"{quantile:g}", tenant], ms / 1e3)
             yield limits
+            firing = GaugeMetricFamily("harli_alerts_firing", "Alerts that fire", labels=["severity"])
+            for severity, count in alerts.items():
+                firing.add_metric([severity], count)
+            yield firing
+            up = GaugeMetricFamily("harli_part_ready", "1 while a supervised process is ready", labels=["part"])
+            restarts = CounterMetricFamily("harli_part_restarts", "Restarts after a crash", labels=["part"])
+            for name, part_state, number in parts:
+                up.add_metric([name], float(part_state == "ready"))
+                restarts.add_metric([name], number)
+            yield up
+            yield restarts
             yield GaugeMetricFamily("harli_engine_ready", "1 while an engine reports", value=float(engine_ready))
             text = "1 in the API process that dispatches jobs and follows the engine"
             yield GaugeMetricFamily("harli_dispatcher", text, value=float(dispatcher))

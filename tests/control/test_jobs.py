@@ -36,7 +36,7 @@ def known_engine(control: Control) -> None:
         "http_url": "http://127.0.0.1:1",
     }
     with control.store.write() as session:
-        session.add(EngineRecord(id="e", state="lost", hello=hello, since=now(), state_since=now(), notices=[]))
+        session.add(EngineRecord(id="e", state="lost", hello=hello, since=now(), state_since=now()))
 
 
 # ---- submitting ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def fill(control: Control, start: datetime, seconds: int) -> None:
     with control.store.write() as session:
         for second in range(base, base + seconds):
             gap = 10.0 + second % 10 + 0.0123
-            seen = iv.of_message(message(time=second + 1.0, interval_s=1.0, itl=[(gap, 2)], decode_tokens=2), 15.5)
+            seen = iv.of_message(message(time=second + 1.0, interval_s=1.0, itl=[(gap, 2)], decode_tokens=2), {None: 15.5})
             telemetry.put_second(session, second, seen)
 
 

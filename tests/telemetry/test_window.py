@@ -8,7 +8,7 @@ from tests.telemetry.test_interval import message
 
 
 def interval(end: float, gap_ms: float = 10.0) -> iv.Interval:
-    return iv.of_message(message(time=end, itl=[(gap_ms, 1)]), None)
+    return iv.of_message(message(time=end, itl=[(gap_ms, 1)]), {})
 
 
 def test_the_window_is_what_ended_in_the_last_seconds() -> None:

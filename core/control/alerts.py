@@ -1,0 +1,223 @@
+"""Alerts: rules on the engine's figures, the queue and the parts, looked at every few seconds by the process that
+dispatches. Webhooks hear of each alert that fires and of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, get_args
+
+from sqlalchemy.orm import Session
+
+from core.api import schemas
+from core.control import pages, telemetry, webhooks
+from core.control.context import Control
+from core.errors import NotFound
+from core.telemetry.interval import point
+from db import alerts as rows
+from db import changes, engines
+from db import jobs as job_rows
+from db.alerts import AlertRecord, AlertRuleRecord
+from db.base import now
+from db.scope import DEFAULT_TENANT
+
+Write = Callable[[], AbstractContextManager[Session]]
+Step = Literal["pending", "firing", "resolved", "dropped"]
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
+
+
+def rules(control: Control) -> list[schemas.AlertRule]:
+    """By name. Raises Forbidden as `put_rule` does."""
+    control.principal.require_platform("viewer")
+    with control.store.read() as session:
+        return [_rule_view(record) for record in rows.rules(session)]
+
+
+def put_rule(control: Control, name: str, body: schemas.AlertRuleBody) -> schemas.AlertRule:
+    """Make a rule, or replace the one of that name. Raises Forbidden for those of another tenant than the platform's.
+    """
+    control.principal.require_platform("operator")
+    with control.store.write() as session:
+        record = session.get(AlertRuleRecord, name)
+        if record is None:
+            record = AlertRuleRecord(name=name)
+            session.add(record)
+        for field, value in body.model_dump().items():
+            setattr(record, field, value)
+        record.updated_at = now()
+        changes.add(session, "alerts", "rule", name, tenant=DEFAULT_TENANT)
+        return _rule_view(record)
+
+
+def delete_rule(control: Control, name: str) -> None:
+    """Raises NotFound, Forbidden. An alert of the rule that is open ends at the next look."""
+    control.principal.require_platform("operator")
+    with control.store.write() as session:
+        record = session.get(AlertRuleRecord, name)
+        if record is None:
+            there = ", ".join(rule.name for rule in rows.rules(session)) or "none"
+            raise NotFound("alert_rule_not_found", f"there is no alert rule {name}; there are: {there}", "name")
+        session.delete(record)
+        changes.add(session, "alerts", "rule_deleted", name, tenant=DEFAULT_TENANT)
+
+
+def _rule_view(record: AlertRuleRecord) -> schemas.AlertRule:
+    return schemas.AlertRule.model_validate(record, from_attributes=True)
+
+
+# ---- alerts ----------------------------------------------------------------------------------------------------------
+
+
+def page(control: Control, limit: int, cursor: str | None, state: str | None) -> schemas.Page[schemas.Alert]:
+    """Newest first, of one state or all. Raises Forbidden as `put_rule` does."""
+    control.principal.require_platform("viewer")
+    before = pages.key(cursor, int)
+    with control.store.read() as session:
+        found = rows.page(session, limit + 1, before, (state,) if state else ())
+    following = pages.cursor(found[limit - 1].id) if len(found) > limit else None
+    return schemas.Page(items=[view(record) for record in found[:limit]], next=following)
+
+
+def view(record: AlertRecord) -> schemas.Alert:
+    return schemas.Alert.model_validate(record, from_attributes=True)
+
+
+# ---- looking ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a rule's figure is made of."""
+
+    control: Control
+    session: Session
+    at: datetime
+
+    def value(self, rule: AlertRuleRecord) -> float | None:
+        """The rule's figure now; None when there is none."""
+        match rule.metric:
+            case "engine_ready":
+                engine = engines.current(self.session)
+                return float(engine is not None and engine.state == "ready")
+            case "parts_down":
+                return float(sum(part.state in ("backing_off", "failed") for part in telemetry.parts(self.control)))
+            case "queued_jobs":
+                return float(job_rows.counts(self.session).get("queued", 0))
+            case "longest_wait_s":
+                waiting = job_rows.in_states(self.session, ("queued",))
+                since = min((job.state_since for job in waiting), default=self.at)
+                return (self.at - since).total_seconds()
+            case "finetune_tokens_s" if not job_rows.in_states(self.session, ("running",)):
+                return None
+        interval = self.control.window.last(rule.window_s, self.at.timestamp())
+        if interval is None:
+            return None
+        figures = point(interval)
+        if rule.metric == "waiting_requests":
+            return float(figures.waiting)
+        if rule.metric == "kv_used_share":
+            return figures.kv_used / figures.kv_total if figures.kv_total else None
+        value: float | None = getattr(figures, rule.metric)
+        return value
+
+
+def evaluate(control: Control, write: Write, at: datetime) -> None:
+    """Look at every rule and move its alert on. `write` opens a write transaction that fails once the lease is lost;
+    one is opened only when something changes."""
+    with control.store.read() as session:
+        look = Look(control, session, at)
+        found = {rule.name: rule for rule in rows.rules(session)}
+        values = {name: look.value(rule) for name, rule in found.items() if rule.enabled}
+        opened = rows.open_ones(session)
+    due = {
+        name: step
+        for name in {*found, *opened}
+        if (step := next_step(found.get(name), opened.get(name), values.get(name), at)) is not None
+    }
+    if not due:
+        return
+    with write() as session:
+        opened = rows.open_ones(session)
+        for name, step in sorted(due.items()):
+            _apply(session, step, found.get(name), opened.get(name), values.get(name), at)
+
+
+def next_step(
+    rule: AlertRuleRecord | None, alert: AlertRecord | None, value: float | None, at: datetime
+) -> Step | None:
+    """What becomes of a rule's open alert (None: it has none) now that its figure is `value`."""
+    holds = rule is not None and rule.enabled and value is not None and _holds(rule, value)
+    if alert is None:
+        assert rule is not None
+        return None if not holds else "firing" if rule.for_s <= 0 else "pending"
+    if alert.state == "pending":
+        if not holds:
+            return "dropped"
+        assert rule is not None
+        return "firing" if (at - alert.began_at).total_seconds() >= rule.for_s else None
+    return None if holds else "resolved"
+
+
+def _holds(rule: AlertRuleRecord, value: float) -> bool:
+    return value > rule.threshold if rule.comparison == "above" else value < rule.threshold
+
+
+def _apply(
+    session: Session,
+    step: Step,
+    rule: AlertRuleRecord | None,
+    alert: AlertRecord | None,
+    value: float | None,
+    at: datetime,
+) -> None:
+    if step == "dropped":
+        if alert is not None:
+            session.delete(alert)
+            changes.add(session, "alerts", "dropped", alert.rule, tenant=DEFAULT_TENANT)
+        return
+    if alert is None:
+        if rule is None:
+            return
+        alert = AlertRecord(rule=rule.name, severity=rule.severity, began_at=at)
+        session.add(alert)
+    alert.state, alert.value = step, value
+    if step == "resolved":
+        alert.resolved_at = at
+        alert.message = f"{alert.message}; over since {at:%Y-%m-%d %H:%M:%S} UTC"
+    else:
+        assert rule is not None
+        assert value is not None
+        alert.message = describe(rule, value)
+        alert.severity = rule.severity
+        if step == "firing":
+            alert.fired_at = at
+    session.flush()
+    shown = view(alert).model_dump(mode="json")
+    changes.add(session, "alerts", step, alert.rule, tenant=DEFAULT_TENANT, **shown)
+    if step != "pending":
+        webhooks.announce(session, DEFAULT_TENANT, f"alert.{step}", {"alert": shown})
+
+
+_WORDS = {
+    "attainment": "the share of gaps within the ITL target",
+    "itl_p99_ms": "the p99 ITL (ms)",
+    "stall_p99_ms": "the p99 of stalls by prefill (ms)",
+    "ttft_p99_ms": "the p99 TTFT (ms)",
+    "guarded_share": "the share of time in which the guard held finetuning back",
+    "finetune_tokens_s": "finetuning (tokens/s), with a job running,",
+    "kv_used_share": "the share of the KV cache in use",
+    "waiting_requests": "the number of requests that wait",
+    "queued_jobs": "the number of queued jobs",
+    "longest_wait_s": "the longest wait of a queued job (s)",
+    "engine_ready": "the engine's readiness (1: it reports)",
+    "parts_down": "the number of parts that crashed",
+}
+assert set(_WORDS) == set(get_args(schemas.AlertMetric))
+
+
+def describe(rule: AlertRuleRecord, value: float) -> str:
+    """``the p99 ITL (ms) is 61.2, above 45``."""
+    return f"{_WORDS[rule.metric]} is {value:.4g}, {rule.comparison} {rule.threshold:.4g}"

@@ -1,0 +1,128 @@
+"""Alerts: pending, firing, resolved; what rules look at; who is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+import pytest
+
+from core.api import schemas
+from core.control import alerts
+from core.control.context import Control
+from core.errors import NotFound
+from core.telemetry import interval as iv
+from db.alerts import AlertRecord, AlertRuleRecord
+from db.base import now
+from tests.control.peer import EnginePeer
+from tests.stack import until
+from tests.telemetry.test_interval import message
+
+BEGIN = now()
+# What is no different on the two databases is tried with one.
+either = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+
+
+def rule(**fields: object) -> AlertRuleRecord:
+    base = {"name": "slow", "metric": "itl_p99_ms", "comparison": "above", "threshold": 40.0, "for_s": 60.0}
+    return AlertRuleRecord(**{**base, "window_s": 60.0, "severity": "warning", "enabled": True, **fields})
+
+
+def opened(state: str, began: datetime = BEGIN) -> AlertRecord:
+    return AlertRecord(rule="slow", severity="warning", state=state, message="", began_at=began)
+
+
+@pytest.mark.parametrize(
+    ("record", "value", "after_s", "step"),
+    [
+        (None, 39.0, 0, None),
+        (None, 41.0, 0, "pending"),
+        (None, None, 0, None),
+        (opened("pending"), 41.0, 59, None),
+        (opened("pending"), 41.0, 60, "firing"),
+        (opened("pending"), 40.0, 59, "dropped"),
+        (opened("firing"), 41.0, 999, None),
+        (opened("firing"), 39.0, 999, "resolved"),
+        (opened("firing"), None, 999, "resolved"),
+    ],
+)
+def test_states_follow_the_figure(record: AlertRecord | None, value: float | None, after_s: int, step: str) -> None:
+    assert alerts.next_step(rule(), record, value, BEGIN + timedelta(seconds=after_s)) == step
+
+
+def test_a_rule_that_waits_for_nothing_fires_at_once() -> None:
+    assert alerts.next_step(rule(for_s=0.0), None, 41.0, BEGIN) == "firing"
+    assert alerts.next_step(rule(comparison="below", for_s=0.0), None, 39.0, BEGIN) == "firing"
+
+
+def test_a_rule_that_is_off_or_gone_ends_its_alert() -> None:
+    assert alerts.next_step(rule(enabled=False), opened("firing"), None, BEGIN) == "resolved"
+    assert alerts.next_step(None, opened("pending"), None, BEGIN) == "dropped"
+
+
+def look(control: Control, at: datetime) -> list[schemas.Alert]:
+    alerts.evaluate(control, control.store.write, at)
+    return alerts.page(control, 10, None, None).items
+
+
+def only(control: Control, name: str, **fields: object) -> None:
+    """This rule and no other."""
+    for known in alerts.rules(control):
+        alerts.delete_rule(control, known.name)
+    alerts.put_rule(control, name, schemas.AlertRuleBody.model_validate(fields))
+
+
+def test_an_alert_from_its_beginning_to_its_end(control: Control) -> None:
+    only(control, "slow", metric="itl_p99_ms", comparison="above", threshold=40, for_s=30, severity="critical")
+    time_ = now()
+
+    def gaps(ms: float, at: datetime) -> None:
+        control.window.add(iv.of_message(message(time=at.timestamp(), itl=[(ms, 10)]), {}))
+
+    gaps(50.0, time_)
+    assert [alert.state for alert in look(control, time_)] == ["pending"]
+    later = time_ + timedelta(seconds=31)
+    gaps(61.2, later)
+    (fired,) = look(control, later)
+    assert (fired.state, fired.severity, fired.fired_at) == ("firing", "critical", later)
+    assert fired.message == "the p99 ITL (ms) is 61.2, above 40"
+    assert look(control, later) == [fired], "nothing changes, nothing is written"
+    much_later = later + timedelta(seconds=90)
+    gaps(20.0, much_later)
+    (ended,) = look(control, much_later)
+    assert (ended.state, ended.resolved_at) == ("resolved", much_later)
+    gaps(80.0, much_later)
+    assert [alert.state for alert in look(control, much_later)] == ["pending", "resolved"], "the next time is a new one"
+
+
+@either
+def test_a_missing_engine_and_a_long_wait_are_seen(control: Control, submit: Callable[..., schemas.Job]) -> None:
+    for name, figure, comparison, limit in (
+        ("engine-down", "engine_ready", "below", 1), ("waiting-jobs", "longest_wait_s", "above", 3600),
+        ("queue", "queued_jobs", "above", 0), ("stalled", "finetune_tokens_s", "below", 1),
+        ("parts", "parts_down", "above", 0),
+    ):  # fmt: skip
+        fields = {"metric": figure, "comparison": comparison, "threshold": limit, "for_s": 0}
+        alerts.put_rule(control, name, schemas.AlertRuleBody.model_validate(fields))
+    submit()
+    (control.data_dir / "run" / "parts.json").write_text(
+        '[{"name": "demo", "state": "backing_off", "since": "2026-11-30T12:00:00Z"}]'
+    )
+    found = {alert.rule for alert in look(control, now() + timedelta(hours=2))}
+    assert found == {"engine-down", "waiting-jobs", "queue", "parts"}, "no job runs, so that none can stall"
+
+
+@either
+def test_the_first_rules_are_there_and_stay_away_when_deleted(control: Control) -> None:
+    assert [known.name for known in alerts.rules(control)] == ["attainment", "engine-down", "waiting-jobs"]
+    alerts.delete_rule(control, "waiting-jobs")
+    with pytest.raises(NotFound, match="no alert rule waiting-jobs; there are: attainment, engine-down"):
+        alerts.delete_rule(control, "waiting-jobs")
+
+
+@either
+def test_the_owner_looks_by_itself(control: Control, engine: EnginePeer) -> None:
+    only(control, "slow", metric="itl_p99_ms", comparison="above", threshold=40, for_s=0)
+    engine.telemetry(itl=[(90.0, 5)], decode_tokens=5, time=time.time())
+    until(lambda: [a for a in alerts.page(control, 10, None, "firing").items if a.rule == "slow"], 10, "the alert")
