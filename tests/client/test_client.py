@@ -137,11 +137,9 @@ def test_an_open_file_goes_up_as_well(client: Client, tmp_path: Path) -> None:
 def test_a_taken_name_is_found_out_before_anything_is_sent(
     client: Client, rivers: schemas.Dataset, tmp_path: Path
 ) -> None:
-    path = files.jsonl(tmp_path / "more.jsonl")
+    path = files.jsonl(tmp_path / "more.jsonl", rows=9)
     with pytest.raises(Conflict, match="already"):
-        client.upload_dataset(
-            path, rivers.name, on_progress=lambda _sent, _total: pytest.fail("something was sent")
-        )
+        client.upload_dataset(path, rivers.name, on_progress=lambda _sent, _total: pytest.fail("something was sent"))
     assert client.upload_dataset(path, rivers.name, new_version=True).version == 2
 
 
@@ -170,9 +168,7 @@ def test_a_path_that_is_no_file_is_said_here(client: Client, tmp_path: Path, nam
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_submitted_by_fields_or_body_and_one_press_is_one_job(
-    client: Client, rivers: schemas.Dataset
-) -> None:
+def test_a_job_is_submitted_by_fields_or_body_and_one_press_is_one_job(client: Client, rivers: schemas.Dataset) -> None:
     job = client.submit_job(dataset=rivers.name, adapter_name="sailor", lora={"rank": 4}, idempotency_key="press")
     again = client.submit_job(
         schemas.JobCreate(dataset=rivers.name, adapter_name="sailor", lora=schemas.LoraBody(rank=4)),
