@@ -20,6 +20,7 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
+from core import cli_examples
 from core.cli_alerts import alerts as alerts_group
 from core.cli_intake import mount as mount_intake
 from core.cli_jobs import mount as mount_jobs
@@ -716,6 +717,9 @@ def _converse(client: Client, model: str | None, sampling: dict[str, Any]) -> No
         if question.strip():
             turns.append({"role": "user", "content": question})
             turns.append({"role": "assistant", "content": _say(client, turns, model, sampling)})
+
+
+cli_examples.add(app)
 
 
 if __name__ == "__main__":
