@@ -117,7 +117,7 @@ class Calls(JobCalls, IntakeCalls):
 
     @call
     def set_alert_rule(
-        self, name: str, rule: schemas.AlertRuleBody | None = None, **fields: Any
+        self, /, name: str, rule: schemas.AlertRuleBody | None = None, **fields: Any
     ) -> Steps[schemas.AlertRule]:
         """Make a rule or replace the one of that name, by an `AlertRuleBody` or its fields."""
         body = rule if rule is not None else build(schemas.AlertRuleBody, fields)
@@ -206,7 +206,7 @@ class Calls(JobCalls, IntakeCalls):
 
     @call
     def submit_job(
-        self, job: schemas.JobCreate | None = None, *, idempotency_key: str | None = None, **fields: Any
+        self, /, job: schemas.JobCreate | None = None, *, idempotency_key: str | None = None, **fields: Any
     ) -> Steps[schemas.Job]:
         """Submit a `JobCreate`, or its fields: ``submit_job(dataset="support", adapter_name="support-bot")``.
 

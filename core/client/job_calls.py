@@ -15,13 +15,13 @@ class JobCalls:
     """Both clients have them; bodies may be given as dicts."""
 
     @call
-    def estimate_job(self, job: schemas.JobCreate | None = None, **fields: Any) -> Steps[bodies.JobEstimate]:
+    def estimate_job(self, /, job: schemas.JobCreate | None = None, **fields: Any) -> Steps[bodies.JobEstimate]:
         """What a job would take if it were submitted now; the arguments are those of `submit_job`."""
         json = job.model_dump(mode="json", exclude_unset=True) if job is not None else fields
         return ask(bodies.JobEstimate, "POST", "/api/jobs/estimate", json=json)
 
     @call
-    def clone_job(self, job_id: str, *, idempotency_key: str | None = None, **changes: Any) -> Steps[schemas.Job]:
+    def clone_job(self, /, job_id: str, *, idempotency_key: str | None = None, **changes: Any) -> Steps[schemas.Job]:
         """Submit a job once more with other fields: ``clone_job(id, learning_rate=1e-4, lora={"rank": 4})``."""
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         return ask(schemas.Job, "POST", f"/api/jobs/{job_id}/clone", json={"changes": changes}, headers=headers)
@@ -66,14 +66,14 @@ class JobCalls:
 
     @call
     def create_schedule(
-        self, name: str, cron: str, job: schemas.JobCreate | dict[str, Any], **options: Any
+        self, /, name: str, cron: str, job: schemas.JobCreate | dict[str, Any], **options: Any
     ) -> Steps[bodies.Schedule]:
         """Submit `job` whenever the cron line says; `options`: timezone, continued, only_new_data, enabled."""
         json = {"name": name, "cron": cron, "job": _plain(job), **options}
         return ask(bodies.Schedule, "POST", "/api/schedules", json=json)
 
     @call
-    def update_schedule(self, schedule_id: str, **changes: Any) -> Steps[bodies.Schedule]:
+    def update_schedule(self, /, schedule_id: str, **changes: Any) -> Steps[bodies.Schedule]:
         """Change name, cron, timezone, job, continued, only_new_data or enabled."""
         json = {name: _plain(value) for name, value in changes.items()}
         return ask(bodies.Schedule, "PATCH", f"/api/schedules/{schedule_id}", json=json)

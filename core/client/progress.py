@@ -47,7 +47,7 @@ def _place() -> Callable[[str, str], None]:
         return _terminal
     from IPython.display import display
 
-    handle = display({"text/plain": ""}, raw=True, display_id=True)
+    handle = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
     def show(text: str, picture: str) -> None:
         handle.update({"text/plain": text, "text/html": picture}, raw=True)

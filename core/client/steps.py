@@ -109,9 +109,14 @@ def download(path: str, destination: Path, params: dict[str, Any] | None = None)
     return destination
 
 
-@functools.cache
-def _adapter(answer: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(answer)
+_adapters: dict[Any, TypeAdapter[Any]] = {}
+
+
+def _adapter(answer: type[T]) -> TypeAdapter[T]:
+    """Building one takes longer than reading an answer."""
+    if answer not in _adapters:
+        _adapters[answer] = TypeAdapter(answer)
+    return _adapters[answer]
 
 
 class call(Generic[P, T]):
