@@ -57,7 +57,7 @@ class JobClone(Body):
     """`changes` are fields of a `JobCreate`, in `lora` too; what is not named is the old job's, its version of the data
     set included."""
 
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = Field(default_factory=dict)
 
 
 # ---- in the queue ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ _EPOCHS: Mapping[Preset, Mapping[Size, float]] = {
     "thorough": {"small": 5.0, "medium": 3.0, "large": 2.0},
 }
 # What any of them sets.
-FIELDS = frozenset({"epochs", "max_steps", "evaluation_fraction", "learning_rate", "evaluate_every", "patience", "keep_best"})
+FIELDS = frozenset(
+    {"epochs", "max_steps", "evaluation_fraction", "learning_rate", "evaluate_every", "patience", "keep_best"}
+)
 LORA_FIELDS = frozenset({"rank", "alpha"})
 _EVALUATED_ROWS = 500
 _EVALUATIONS = 10

@@ -467,7 +467,7 @@ class Dispatcher:
             self.tick()
 
     def _obey_quotas(self) -> bool:
-        """Have jobs stand back whose tenant has used up its tokens; whether any did. They go on as `next_waiting` says."""
+        """Have jobs stand back whose tenant has used up its tokens; whether any did."""
         with self._control.store.read() as session:
             running = [job for job in rows.in_states(session, ("running",)) if job.command is None]
             over = {job.id: why for job in running if (why := quotas.exhausted(session, job.tenant)) is not None}

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from sqlalchemy.orm import Session
 
 from core.api import schemas
 from core.api.job_schemas import JobEstimate, MemoryEstimate, Speed

@@ -307,7 +307,9 @@ def _resolved(control: Control, body: schemas.JobCreate) -> schemas.JobCreate:
     """The job with every default filled in, as it is stored and run."""
     _check_evaluation(body)
     if body.deadline is not None and body.deadline <= now():
-        raise Invalid("deadline", f"the deadline {body.deadline:%Y-%m-%d %H:%M %Z} is past; give a later one", "deadline")
+        raise Invalid(
+            "deadline", f"deadline is {body.deadline:%Y-%m-%d %H:%M %Z}, which is past; give a later one", "deadline"
+        )
     if body.epochs is not None and body.max_steps is not None:
         raise Invalid(
             "epochs_and_max_steps",
@@ -360,8 +362,8 @@ def _dataset(session: Session, body: schemas.JobCreate) -> DatasetRecord:
 def _lengths(
     control: Control, dataset: DatasetRecord, model: Path | None, spec: schemas.JobCreate
 ) -> list[int] | None:
-    """The tokens of each row, every one of which must fit; None without a tokenizer (no engine was here yet): the engine
-    checks when the job starts."""
+    """The tokens of each row, every one of which must fit. None without a tokenizer (no engine was here yet): then the
+    engine checks when the job starts."""
     if model is None:
         return None
     assert spec.micro_batch_tokens is not None and spec.sequence_length is not None
@@ -554,7 +556,8 @@ def update(control: Control, job_id: str, patch: schemas.JobPatch) -> schemas.Jo
             remark(session, job, "priority", f"priority {job.priority} → {patch.priority}")
             job.priority = patch.priority
         if "deadline" in patch.model_fields_set and patch.deadline != job.deadline:
-            remark(session, job, "deadline", f"deadline {patch.deadline:%Y-%m-%d %H:%M %Z}" if patch.deadline else "none")
+            shown = f"{patch.deadline:%Y-%m-%d %H:%M %Z}" if patch.deadline is not None else "none any more"
+            remark(session, job, "deadline", f"deadline: {shown}")
             job.deadline, job.deadline_warned = patch.deadline, False
         if patch.name is not None:
             job.name = patch.name

@@ -8,6 +8,7 @@ the answer but its status is kept, and the whole exchange is bounded in time and
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import socket
 import ssl
@@ -23,6 +24,12 @@ from core.errors import Invalid
 TIMEOUT_S = 10.0
 _MOST_BYTES = 64 * 1024
 _SETTING = "HARLI_WEBHOOKS_TO_PRIVATE_ADDRESSES=true allows it"
+
+
+@functools.cache
+def _trust() -> ssl.SSLContext:
+    """The machine's authorities, which take a while to read."""
+    return ssl.create_default_context()
 
 
 class Refused(Exception):
@@ -96,7 +103,7 @@ def post(url: str, body: bytes, headers: dict[str, str], *, private_allowed: boo
     host = urlsplit(url).netloc
     sent = {"Host": host, "Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
     with httpcore.ConnectionPool(
-        ssl_context=ssl.create_default_context(), network_backend=_Guard(private_allowed), max_connections=1
+        ssl_context=_trust(), network_backend=_Guard(private_allowed), max_connections=1
     ) as pool, pool.stream("POST", url, headers=sent, content=body, extensions={"timeout": limits}) as response:
         read = 0
         # A receiver that answers a byte at a time is within every single time-out.

@@ -12,9 +12,8 @@ from core.control import quotas
 from core.control.jobs import save_from_checkpoint
 from core.control.lifecycle import remark, transition
 from core.link.messages import JobUpdate
-from db import changes
+from db import changes, samples
 from db import jobs as rows
-from db import samples
 from db.jobs import JobRecord
 
 # The code of a job that an engine did not take because it still holds another.
@@ -26,6 +25,9 @@ def apply(session: Session, job: JobRecord, update: JobUpdate) -> None:
     time_ = datetime.fromtimestamp(update.time, UTC)
     if job.state == "interrupted" and update.kind != "interrupted":
         adopt(session, job)
+    if update.kind in ("checkpoint", "evaluated", "stopped_early"):
+        _noted(session, job, update)
+        return
     match update.kind:
         case "started" | "resumed":
             _started(session, job, update)
@@ -34,14 +36,6 @@ def apply(session: Session, job: JobRecord, update: JobUpdate) -> None:
         case "log":
             session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=update.message or ""))
             changes.add(session, "jobs", "log", job.id, tenant=job.tenant, state=job.state)
-        case "checkpoint":
-            _checkpointed(job, update)
-            remark(session, job, "checkpoint", f"checkpoint at step {update.step}")
-        case "evaluated":
-            if job.spec.get("sample_prompts"):
-                job.sample_step, job.sample_path = update.step, update.path
-        case "stopped_early":
-            remark(session, job, "stopped_early", update.message or f"stopped early at step {update.step}")
         case "saving":
             if job.state != "saving":
                 transition(session, job, "saving", "saving", f"saving the adapter at step {update.step}")
@@ -59,6 +53,17 @@ def apply(session: Session, job: JobRecord, update: JobUpdate) -> None:
         case "failed":
             message = update.message or "the engine gave no reason"
             fail(session, job, update.code or "failed", message, update.param)
+
+
+def _noted(session: Session, job: JobRecord, update: JobUpdate) -> None:
+    """What leaves the job's state as it is."""
+    if update.kind == "checkpoint":
+        _checkpointed(job, update)
+        remark(session, job, "checkpoint", f"checkpoint at step {update.step}")
+    elif update.kind == "stopped_early":
+        remark(session, job, "stopped_early", update.message or f"stopped early at step {update.step}")
+    elif job.spec.get("sample_prompts"):
+        job.sample_step, job.sample_path = update.step, update.path
 
 
 def _started(session: Session, job: JobRecord, update: JobUpdate) -> None:

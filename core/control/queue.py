@@ -16,8 +16,8 @@ _WAITING = ("queued", "interrupted")
 
 
 def move(control: Control, job_id: str, to: Literal["up", "down", "top", "bottom"]) -> schemas.Job:
-    """Move a job among the waiting ones that the caller sees. The places that these have, priorities included, are dealt
-    out anew in their new order: every other job stays where it was."""
+    """Move a job among the waiting ones that the caller sees. The places that these have, priorities included, are
+    dealt out anew in their new order: every other job stays where it was."""
     with control.store.write() as session:
         job = require(session, job_id)
         queue = rows.in_states(session, _WAITING)

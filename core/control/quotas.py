@@ -85,8 +85,8 @@ def reasons(session: Session) -> dict[str, str]:
         running = job_rows.count(session, record.tenant, IN_ENGINE) if record.running_jobs is not None else 0
         if record.finetune_tokens_day is not None and used >= record.finetune_tokens_day:
             found[record.tenant] = (
-                f"the tenant's {record.finetune_tokens_day:,} finetuning tokens of today are used up ({used:,}); it goes "
-                "on after midnight UTC, or with a larger quota"
+                f"the tenant's {record.finetune_tokens_day:,} finetuning tokens of today are used up ({used:,}); it "
+                "goes on after midnight UTC, or with a larger quota"
             )
         elif record.running_jobs is not None and running >= record.running_jobs:
             found[record.tenant] = (

@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager
 import httpx
 from sqlalchemy.orm import Session
 
-from core.control.lifecycle import remark
 from core.control.context import Control
+from core.control.lifecycle import remark
 from db import changes, engines, samples
 from db import jobs as rows
 from db.base import now

@@ -138,8 +138,8 @@ def next_run(cron: str, timezone: str, after: datetime) -> datetime:
     except (ValueError, TypeError) as error:
         raise Invalid(
             "cron",
-            f"cron is {cron!r}: {error}; give minute, hour, day, month and weekday, such as `0 2 * * *` for every night "
-            "at two",
+            f"cron is {cron!r}: {error}; give minute, hour, day, month and weekday, such as `0 2 * * *` for every "
+            "night at two",
             "cron",
         ) from error
     if found is None:

@@ -9,7 +9,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
-from core.link.messages import EngineNotice, Goodbye, Hello, JobUpdate, PlanView, Telemetry, ToEngine
+from core.link.messages import EngineNotice, Goodbye, Hello, JobUpdate, PlanView, Stopping, Telemetry, ToEngine
 from core.link.transport import EngineEnd
 
 M = TypeVar("M")
@@ -66,6 +66,9 @@ class EnginePeer:
             EngineNotice(engine_id=self.engine_id, time=time.time(), level="warning", code=code, message=message)
         )
 
+    def stopping(self) -> None:
+        self._end.send(Stopping(engine_id=self.engine_id))
+
     def goodbye(self) -> None:
         self._end.send(Goodbye(engine_id=self.engine_id))
 
@@ -98,7 +101,8 @@ class EnginePeer:
 
 
 class AdapterServer:
-    """SGLang's two adapter routes: one version per name; unloading waits while `in_use` is set."""
+    """SGLang's two adapter routes: one version per name; unloading waits while `in_use` is set. Asked in a chat, an
+    adapter says from which folder it was loaded."""
 
     def __init__(self) -> None:
         self.loaded: dict[str, str] = {}
@@ -117,6 +121,13 @@ class AdapterServer:
                 self.end_headers()
                 self.wfile.write(data)
 
+            def do_GET(self) -> None:
+                data = json.dumps({"data": [{"id": "small"}, *({"id": name} for name in outer.loaded)]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
             def log_message(self, format: str, *args: Any) -> None:
                 """Quiet."""
 
@@ -126,6 +137,11 @@ class AdapterServer:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if path == "/v1/chat/completions":
+            loaded = self.loaded[body["model"].partition(":")[2]]
+            text = f"{body['messages'][0]['content']} {loaded}"
+            usage = {"completion_tokens": body["max_tokens"]}
+            return 200, {"choices": [{"message": {"content": text}}], "usage": usage}
         name = body["lora_name"]
         self.calls.append((path, name))
         if path == "/load_lora_adapter":

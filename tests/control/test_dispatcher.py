@@ -367,6 +367,38 @@ def test_a_job_that_ran_is_saved_from_its_checkpoint_without_an_engine(
     assert control.adapter_folder("sailor", 1).is_dir()
 
 
+def test_the_best_adapter_is_what_is_saved_from_a_checkpoint(
+    control: Control, engine: EnginePeer, submit: Submit
+) -> None:
+    job = submit(keep_best=True, evaluate_every=10)
+    order = engine.expect(StartJob)
+    assert order.spec.keep_best
+    engine.update(job.id, order.token, "started", total_steps=30)
+    engine.update(job.id, order.token, "metric", step=10, eval_loss=1.5, best_step=10, best_loss=1.5)
+    folder = Path(order.spec.output_dir)
+    path = files.checkpoint(folder, 20)
+    (path / "state.json").write_text('{"step": 20, "best_step": 10}')
+    files.adapter(folder / "evaluated" / "step-00000010", rank=4)
+    engine.update(job.id, order.token, "paused", step=20, path=str(path))
+    assert reaches(control, job.id, "paused").best_step == 10
+    jobs.stop(control, job.id, save=True)
+    reaches(control, job.id, "succeeded")
+    assert adapters.get(control, "sailor").versions[0].rank == 4
+
+
+def test_what_an_engine_says_of_an_early_stop_and_the_best_step_is_kept(
+    control: Control, engine: EnginePeer, running: Running
+) -> None:
+    job, order = running
+    engine.update(job.id, order.token, "stopped_early", step=8, message="stopped early at step 8: no improvement")
+    folder = files.adapter(Path(order.spec.output_dir) / "adapter")
+    engine.update(job.id, order.token, "succeeded", step=8, path=str(folder), message="that of step 4")
+    reaches(control, job.id, "succeeded")
+    said = [event.message for event in jobs.events(control, job.id, 0, 100)]
+    assert "stopped early at step 8: no improvement" in said
+    assert said[-1] == "stored as adapter sailor@1, that of step 4"
+
+
 @pytest.mark.parametrize(
     ("save", "checkpoint", "ends"), [(False, False, "cancelled"), (True, True, "succeeded"), (True, False, "cancelled")]
 )
@@ -460,6 +492,34 @@ def test_an_engine_that_stops_on_purpose_leaves_its_job_resumable(
     fresh = connect("engine-2")
     fresh.hello()
     assert fresh.expect(StartJob).resume_from == str(path)
+
+
+def test_an_engine_that_is_stopping_is_given_no_job_not_even_the_one_that_it_lets_go_of(
+    control: Control, engine: EnginePeer, running: Running, connect: Connect, submit: Submit
+) -> None:
+    job, order = running
+    submit("other", priority=9)
+    engine.stopping()
+    engine.update(job.id, order.token, "interrupted", step=4)
+    reaches(control, job.id, "interrupted")
+    engine.nothing(StartJob)
+    engine.goodbye()
+    assert kinds(control, job.id).count("starting") == 1
+    successor = connect("engine-2")
+    successor.hello()
+    assert successor.expect(StartJob).spec.adapter_name == "other"
+
+
+def test_an_engine_that_lets_a_job_be_paused_while_it_stops_gets_no_other(
+    control: Control, engine: EnginePeer, running: Running, submit: Submit
+) -> None:
+    job, order = running
+    other = submit("other")
+    engine.stopping()
+    engine.update(job.id, order.token, "paused", step=4)
+    reaches(control, job.id, "paused")
+    engine.nothing(StartJob)
+    assert jobs.get(control, other.id).state == "queued"
 
 
 def test_a_silent_engine_is_lost_and_its_job_interrupted(

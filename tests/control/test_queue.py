@@ -114,7 +114,8 @@ def test_a_full_queue_takes_no_further_job(control: Control, submit: Submit) -> 
 
 
 def test_only_the_platforms_admins_set_quotas(control: Control) -> None:
-    for who in (Principal("a", "acme", "admin", frozenset({"admin"})), Principal("o", "default", "operator", frozenset())):
+    admin, operator = Principal("a", "acme", "admin", frozenset()), Principal("o", "default", "operator", frozenset())
+    for who in (admin, operator):
         with pytest.raises(Forbidden):
             quotas.put(control.of(who), "default", QuotaUpdate())
     with pytest.raises(NotFound):

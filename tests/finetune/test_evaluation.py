@@ -71,12 +71,12 @@ def test_a_kill_anywhere_changes_neither_where_it_stops_nor_what_was_best(tmp_pa
     alone = make(overfitting(tmp_path))
     run(alone)
     last = alone.progress.step
-    for steps in range(1, last + 1):
+    # In the middle of a stretch; behind an evaluation's step, before and after the evaluation; at the very end.
+    for steps, evaluated in ((1, False), (best := alone.progress.best_step or 0, False), (best, True), (last, False)):
         trainer = make(overfitting(tmp_path / "killed"))
         run(trainer, until=steps)
-        if steps % 2 == 0:  # its evaluation too, half of the time
-            while trainer.progress.evaluated_at != steps and steps % 4 == 0:
-                trainer.run_next()
+        while evaluated and trainer.progress.evaluated_at != steps:
+            trainer.run_next()
         path = trainer.snapshot().write(tmp_path / "killed")
         resumed = make(overfitting(tmp_path / "killed"), path)
         run(resumed)
