@@ -64,11 +64,12 @@ class Display:
         self._console.print(f"\n[bold green]Harli is ready[/] after {seconds:.0f} s.")
         for label, url in (
             ("Console", urls.get("console")),
-            ("API", f"{urls['api']}/docs" if urls.get("api") else None),
-            ("Models", f"{urls['engine']}  (OpenAI-compatible)" if urls.get("engine") else None),
+            ("API", f"{urls['api']}/api/docs" if urls.get("api") else None),
+            ("OpenAI", f"{urls['api']}/v1  (base_url of its clients)" if urls.get("api") else None),
+            ("Token", str(self._settings.token_file) if urls.get("api") else None),
         ):
             if url:
-                self._console.print(f"  {label:8} {url}", soft_wrap=True)
+                self._console.print(f"  {label:8} {escape(url)}", soft_wrap=True)
         if "demo" in urls:
             self._console.print("  Demo     replays the sample trace and finetunes the sample data set")
         self._console.print(f"  Logs     {escape(str(self._settings.data_dir / 'logs'))}", soft_wrap=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -33,6 +35,15 @@ def test_the_parts_answer_and_the_api_knows_them(stack: Stack) -> None:
     assert parts["console"].url == stack.console_url
     models = httpx.get(f"{stack.engine_url}/v1/models").json()["data"]
     assert "SmolLM2-135M-Instruct" in [model["id"] for model in models]
+
+
+def test_the_addresses_that_it_prints_answer(stack: Stack) -> None:
+    said = (stack.settings.data_dir / "output.txt").read_text().split("Harli is ready")[1]
+    shown = dict(re.findall(r"^  (\w+) +(\S+)", said, re.MULTILINE))
+    token = Path(shown["Token"]).read_text().strip()
+    asked = {"Console": shown["Console"], "API": shown["API"], "OpenAI": f"{shown['OpenAI']}/models"}
+    answers = {name: httpx.get(url, headers={"Authorization": f"Bearer {token}"}) for name, url in asked.items()}
+    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(asked, 200)
 
 
 def test_an_answer_streams(stack: Stack) -> None:
