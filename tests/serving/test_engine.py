@@ -165,8 +165,7 @@ def test_the_adapter_is_one_thing_in_peft_in_plain_sglang_and_here(
     answer = engine.http.post("/load_lora_adapter", json={"lora_name": "captain", "lora_path": str(trained)})
     assert answer.json()["success"], answer.text
     here = [engine.generate(prompt, TOKENS, "captain") for prompt in prompts]
-    base = [engine.generate(prompt, TOKENS) for prompt in prompts]
-    assert here != base
+    assert here[:3] != [engine.generate(prompt, TOKENS) for prompt in prompts[:3]]
 
     loaded = PeftModel.from_pretrained(plain_model, str(trained))
     with torch.no_grad():
