@@ -6,8 +6,6 @@ uploaded is what is trained on, or nothing is.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import secrets
@@ -15,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import compress, islice
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +24,22 @@ import pyarrow.parquet as pq
 
 from core.api import schemas
 from core.errors import Invalid
-from core.intake import chat, languages, readers, rows, shapes, source
+from core.intake import chat, columnar, columns, languages, readers, rows, shapes, source
 from core.intake.chat import Encoded
+from core.intake.columns import Columns, ContentHash
 from core.intake.duplicates import Duplicates
 from core.intake.findings import REASONS, Fault, Findings
 from core.intake.readers import Block
 from core.intake.rows import Chat
-from core.intake.shapes import Chats, Extra, Row, Shape
+from core.intake.shapes import Chats, Shape
 from core.intake.source import Source
 from core.intake.tokenizer import Tokenizer
 
 SAMPLE = 200
-PARQUET = {"compression": "zstd", "use_dictionary": ["messages.list.element.role"], "write_statistics": False}
+PARQUET = {"compression": "snappy", "use_dictionary": ["messages.list.element.role"], "write_statistics": False}
 # Between two looks at whether to go on: what takes a fraction of a second to tokenise.
 TOKENIZE_ROWS = 512
-TOKENIZE_CHARACTERS = 256 << 10
+TOKENIZE_BYTES = 256 << 10
 # Rows whose language is told: the first ones, and some of every block.
 LANGUAGE_FIRST = 256
 LANGUAGE_OF_BLOCK = 8
@@ -141,7 +140,7 @@ class _Intake:
         self._tokens = self._answer_tokens = self._longest = 0
         self._lengths = np.zeros(64, dtype=np.int64)
         self._languages: Counter[str] = Counter()
-        self._content = _ContentHash()
+        self._content = ContentHash()
 
     @property
     def schema(self) -> pa.Schema:
@@ -155,23 +154,15 @@ class _Intake:
 
     def take(self, block: Block) -> pa.Table:
         """Check the block's rows; the good ones come back as a table of `schema`."""
-        self._find_shape(block.records)
-        batch = self._converted(block)
-        self._rows_read += len(block.records)
-        columns = _columns(batch.chats)
-        if columns is None:
-            batch = self._encodable(batch)
-            columns = _columns(batch.chats)
+        batch = self._at_once(block) or self._one_by_one(readers.parsed(block))
         encoded: Sequence[Encoded | None] = []
         if self._tokenizer:
             encoded = self._encoded(batch, self._tokenizer, block.read)
             if None in encoded:
                 batch = batch.chosen([row is not None for row in encoded])
-                columns = _columns(batch.chats)
-        assert columns is not None, "what is not Unicode has been left out"
         self._remark(batch)
-        self._content.add(batch.chats, columns)
-        return self._table(batch, columns, [row for row in encoded if row is not None])
+        self._content.add(batch.columns)
+        return self._table(batch, [row for row in encoded if row is not None])
 
     def finish(self) -> schemas.DatasetReport:
         """The report. Raises InvalidDataset, with it, when there is a fault or no row."""
@@ -235,12 +226,36 @@ class _Intake:
     def _fault(self, fault: Fault, line: int, number: int) -> None:
         self.findings.add(fault.code, self._source.place(line, number), fault.what)
 
-    def _converted(self, block: Block) -> _Batch:
+    def _at_once(self, block: Block) -> _Batch | None:
+        """The block's rows where all are as they should be and Arrow can read them, else None. The first rows of the
+        file settle its shape, one by one."""
+        if block.text is None or self._shape is None or not self._kept:
+            return None
+        columns = columnar.read(block.text, self._shape)
+        if columns is None:
+            return None
+        numbers = range(self._rows_read + 1, self._rows_read + 1 + len(columns))
+        self._rows_read += len(columns)
+        return _Batch(block.lines, numbers, columns)
+
+    def _one_by_one(self, block: Block) -> _Batch:
         """The block's rows, without those that are at fault."""
+        self._find_shape(block.records)
+        lines, numbers, chats = self._converted(block)
+        self._rows_read += len(block.records)
+        found = columns.of_chats(chats)
+        if found is None:
+            lines, numbers, chats = self._encodable(lines, numbers, chats)
+            found = columns.of_chats(chats)
+        assert found is not None, "what is not Unicode has been left out"
+        return _Batch(lines, numbers, found)
+
+    def _converted(self, block: Block) -> tuple[Sequence[int], Sequence[int], Chats]:
+        """(lines, numbers, chats) of the good rows."""
         numbers = range(self._rows_read + 1, self._rows_read + 1 + len(block.records))
         at_once = self._shape.convert_all(block.records) if self._shape else None
         if at_once is not None:
-            return _Batch(block.lines, numbers, at_once)
+            return block.lines, numbers, at_once
         lines, kept, good = [], [], []
         for line, number, record in zip(block.lines, numbers, block.records, strict=True):
             row = record if isinstance(record, Fault) or self._shape is None else self._shape.convert(record)
@@ -252,22 +267,30 @@ class _Intake:
             lines.append(line)
             kept.append(number)
             good.append(row)
-        return _Batch(lines, kept, shapes.flat(good))
+        return lines, kept, shapes.flat(good)
 
-    def _encodable(self, batch: _Batch) -> _Batch:
+    def _encodable(
+        self, lines: Sequence[int], numbers: Sequence[int], chats: Chats
+    ) -> tuple[Sequence[int], Sequence[int], Chats]:
         """Without the rows whose text is not Unicode; readers let such bytes through as lone surrogates."""
-        faults = [_encoding_fault("".join(texts)) for texts in batch.texts()]
-        for line, number, fault in zip(batch.lines, batch.numbers, faults, strict=True):
+        kept_lines, kept_numbers, good = [], [], []
+        for line, number, row in zip(lines, numbers, shapes.rows(chats), strict=True):
+            calls = [extra.tool_calls or "" for extra in row.extras or ()]
+            fault = _encoding_fault("".join((*row.contents, *calls, row.tools or "")))
             if fault is not None:
                 self._fault(fault, line, number)
-        return batch.chosen([fault is None for fault in faults])
+                continue
+            kept_lines.append(line)
+            kept_numbers.append(number)
+            good.append(row)
+        return kept_lines, kept_numbers, shapes.flat(good)
 
     def _encoded(self, batch: _Batch, tokenizer: Tokenizer, read: int) -> list[Encoded | None]:
         """The rows' tokens; None for a row that the chat template refuses."""
         encoded: list[Encoded | None] = []
-        rows_ = batch.rows()
-        for part in _parts(batch):
-            chosen = rows_[part]
+        chats = batch.columns.chats()
+        for part in _parts(batch.columns):
+            chosen = chats[part]
             try:
                 encoded += chat.encode_many(tokenizer, [row.messages for row in chosen], [row.tools for row in chosen])
             except Invalid as error:
@@ -287,31 +310,31 @@ class _Intake:
 
     def _remark(self, batch: _Batch) -> None:
         """Count what is worth a warning, and keep what tells duplicates."""
-        texts = batch.texts()
-        self._duplicates.add(batch.lines, texts)
-        contents = batch.chats.contents
-        if "" in contents or any(map(str.isspace, contents)):
-            for at, row in enumerate(batch.contents()):
-                if not row[-1].strip() and not batch.calls_last(at):
-                    self._warn("empty_answer", batch, at)
-                if len(row) > 1 and not row[-2].strip():
-                    self._warn("empty_prompt", batch, at)
+        found = batch.columns
+        self._duplicates.add(batch.lines, *found.hashes())
+        last = found.offsets[1:] - 1
+        blank = found.blank()
+        if blank.any():
+            for at in np.flatnonzero(blank[last]):
+                self._warn("empty_answer", batch, at)
+            for at in np.flatnonzero((np.diff(found.offsets) > 1) & blank[np.maximum(last - 1, 0)]):
+                self._warn("empty_prompt", batch, at)
         if self._controls is not None:
-            for at, row in enumerate(texts):
-                if control := next((match for text in row if (match := self._controls.search(text))), None):
+            for at in range(len(found)):
+                if control := next((match for text in found.texts(at) if (match := self._controls.search(text))), None):
                     self._warn("control_token", batch, at, repr(control.group()))
         told = LANGUAGE_FIRST if not self._kept else LANGUAGE_OF_BLOCK
-        for row in texts[:: max(len(texts) // told, 1)][:told]:
-            self._languages[languages.language(" ".join(reversed(row)))] += 1
-        self._kept += len(texts)
+        for at in range(0, len(found), max(len(found) // told, 1)):
+            self._languages[languages.language(" ".join(reversed(found.texts(at))))] += 1
+        self._kept += len(found)
 
     def _warn(self, code: str, batch: _Batch, at: int, what: str = "") -> None:
         self.findings.add(code, self._source.place(batch.lines[at], batch.numbers[at]), what)
 
-    def _table(self, batch: _Batch, columns: _Columns, encoded: Sequence[Encoded]) -> pa.Table:
+    def _table(self, batch: _Batch, encoded: Sequence[Encoded]) -> pa.Table:
         count = len(batch.lines)
         if not self._tokenizer:
-            self._count_lengths(columns.bytes())
+            self._count_lengths(batch.columns.bytes())
             arrays = [pa.nulls(count, rows.SCHEMA.field(name).type) for name in rows.SCHEMA.names[3:]]
         else:
             tokens = np.fromiter((len(row.ids) for row in encoded), np.int32, count)
@@ -332,7 +355,7 @@ class _Intake:
                 pa.ListArray.from_arrays(edges, pa.array(trained)),
             ]
         lines = pa.array(batch.lines, pa.int64())
-        return pa.Table.from_arrays([columns.messages, columns.tools, lines, *arrays], schema=self.schema)
+        return pa.Table.from_arrays([*batch.columns.stored(), lines, *arrays], schema=self.schema)
 
     def _count_lengths(self, lengths: npt.NDArray[Any]) -> None:
         """Rows by the power of two that their length stays within."""
@@ -378,156 +401,25 @@ class _Batch:
 
     lines: Sequence[int]
     numbers: Sequence[int]
-    chats: Chats
-
-    def contents(self) -> list[tuple[str, ...]]:
-        """The contents of each row's messages."""
-        remaining = iter(self.chats.contents)
-        return [tuple(islice(remaining, size)) for size in self.chats.sizes]
-
-    def texts(self) -> list[tuple[str, ...]]:
-        """All that is said in each row, the last message last: contents, tools, calls."""
-        said = self.contents()
-        if self.chats.tools is not None:
-            said = [(tools, *row) if tools else row for tools, row in zip(self.chats.tools, said, strict=True)]
-        if self.chats.extras is not None:
-            remaining = iter(self.chats.extras)
-            calls = [tuple(islice(remaining, size)) for size in self.chats.sizes]
-            said = [
-                (*row[:-1], *(extra.tool_calls for extra in extras[:-1] if extra.tool_calls), last)
-                for row, extras in zip(said, calls, strict=True)
-                for last in (row[-1] + (extras[-1].tool_calls or ""),)
-            ]
-        return said
-
-    def calls_last(self, at: int) -> bool:
-        """Whether the row ends in a call of a tool."""
-        extras = self.chats.extras
-        return extras is not None and bool(extras[sum(self.chats.sizes[: at + 1]) - 1].tool_calls)
-
-    def rows(self) -> list[Chat]:
-        """The rows as the chat template takes them."""
-        messages: list[dict[str, Any]] = [
-            {"role": role, "content": text} for role, text in zip(self.chats.roles, self.chats.contents, strict=True)
-        ]
-        for message, extra in zip(messages, self.chats.extras or (), strict=False):
-            message.update({name: value for name, value in extra._asdict().items() if value is not None})
-            if extra.tool_calls:
-                message["tool_calls"] = json.loads(extra.tool_calls)
-        tools = self.chats.tools or [None] * len(self.chats.sizes)
-        remaining = iter(messages)
-        return [
-            Chat(list(islice(remaining, size)), json.loads(listed) if listed else None)
-            for size, listed in zip(self.chats.sizes, tools, strict=True)
-        ]
+    columns: Columns
 
     def chosen(self, keep: Sequence[bool]) -> _Batch:
         """The rows for which `keep` holds."""
-        of_message = [kept for kept, size in zip(keep, self.chats.sizes, strict=True) for _ in range(size)]
-        extras, tools = self.chats.extras, self.chats.tools
         return _Batch(
-            list(compress(self.lines, keep)),
-            list(compress(self.numbers, keep)),
-            Chats(
-                list(compress(self.chats.roles, of_message)),
-                list(compress(self.chats.contents, of_message)),
-                list(compress(self.chats.sizes, keep)),
-                list(compress(extras, of_message)) if extras is not None else None,
-                list(compress(tools, keep)) if tools is not None else None,
-            ),
+            list(compress(self.lines, keep)), list(compress(self.numbers, keep)), self.columns.chosen(np.array(keep))
         )
 
 
-def batched(good: Sequence[Row]) -> list[Chat]:
-    """Converted rows as the chat template takes them."""
-    return _Batch(range(len(good)), range(len(good)), shapes.flat(good)).rows()
-
-
-def _parts(batch: _Batch) -> Iterator[slice]:
-    """The batch cut where tokenising is due a look at whether to go on."""
-    begin = characters = 0
-    remaining = iter(map(len, batch.chats.contents))
-    for at, size in enumerate(batch.chats.sizes):
-        characters += sum(islice(remaining, size))
-        if at + 1 - begin >= TOKENIZE_ROWS or characters >= TOKENIZE_CHARACTERS:
+def _parts(columns: Columns) -> Iterator[slice]:
+    """The rows cut where tokenising is due a look at whether to go on."""
+    begin = size = 0
+    for at, length in enumerate(columns.bytes().tolist()):
+        size += length
+        if at + 1 - begin >= TOKENIZE_ROWS or size >= TOKENIZE_BYTES:
             yield slice(begin, at + 1)
-            begin, characters = at + 1, 0
-    if begin < len(batch.chats.sizes):
-        yield slice(begin, len(batch.chats.sizes))
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Chats as columns of the normalised file, and the parts that `messages` is made of."""
-
-    messages: pa.Array
-    tools: pa.Array
-    parts: tuple[pa.Array, ...]
-    offsets: npt.NDArray[np.int32]
-
-    def bytes(self) -> npt.NDArray[np.int64]:
-        """UTF-8 bytes of each row's contents."""
-        found: npt.NDArray[np.int64] = np.diff(_ends(self.parts[1])[self.offsets]).astype(np.int64)
-        return found
-
-
-def _columns(chats: Chats) -> _Columns | None:
-    """The chats as columns; None when one holds text that is not Unicode."""
-    offsets = np.zeros(len(chats.sizes) + 1, dtype=np.int32)
-    np.cumsum(chats.sizes, out=offsets[1:])
-    count = len(chats.roles)
-    try:
-        parts = [pa.array(texts, pa.string()) for texts in (chats.roles, chats.contents)]
-        if chats.extras is None:
-            parts += [pa.nulls(count, rows.MESSAGE.field(name).type) for name in Extra._fields]
-        else:
-            parts += [
-                pa.array([extra[at] for extra in chats.extras], rows.MESSAGE.field(name).type)
-                for at, name in enumerate(Extra._fields)
-            ]
-        tools = pa.array(chats.tools or [None] * len(chats.sizes), pa.string())
-    except UnicodeEncodeError:
-        return None
-    messages = pa.StructArray.from_arrays(parts, fields=list(rows.MESSAGE))
-    messages = pa.ListArray.from_arrays(pa.array(offsets), messages, type=rows.SCHEMA.field("messages").type)
-    return _Columns(messages, tools, tuple(parts), offsets)
-
-
-class _ContentHash:
-    """SHA-256 of the normalised rows, whatever the format and the blocks in which they came."""
-
-    def __init__(self) -> None:
-        # One for each stream of values: what it gets does not depend on where blocks begin.
-        self._sizes, self._more = hashlib.sha256(), hashlib.sha256()
-        self._lengths, self._texts = ([hashlib.sha256(), hashlib.sha256()] for _ in range(2))
-        self._rows = self._messages = 0
-
-    def add(self, chats: Chats, columns: _Columns) -> None:
-        self._sizes.update(np.diff(columns.offsets))
-        for part, lengths, text in zip(columns.parts[:2], self._lengths, self._texts, strict=True):
-            ends = _ends(part)
-            lengths.update(np.diff(ends))
-            if ends[-1]:
-                text.update(memoryview(part.buffers()[2])[: ends[-1]])
-        for at, extra in enumerate(chats.extras or ()):
-            if extra != Extra():
-                self._more.update(f"{self._messages + at} {json.dumps(extra)}\n".encode())
-        for at, tools in enumerate(chats.tools or ()):
-            if tools:
-                self._more.update(f"tools {self._rows + at} {json.dumps(tools)}\n".encode())
-        self._rows += len(chats.sizes)
-        self._messages += len(chats.roles)
-
-    def digest(self) -> str:
-        parts = (self._sizes, self._more, *self._lengths, *self._texts)
-        return hashlib.sha256(b"".join(part.digest() for part in parts)).hexdigest()
-
-
-def _ends(texts: pa.Array) -> npt.NDArray[np.int32]:
-    """Where each text ends in the array's bytes, 0 before the first."""
-    if not len(texts):
-        return np.zeros(1, np.int32)
-    return np.frombuffer(texts.buffers()[1], np.int32)[: len(texts) + 1]
+            begin, size = at + 1, 0
+    if begin < len(columns):
+        yield slice(begin, len(columns))
 
 
 def _encoding_fault(text: str) -> Fault | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +37,16 @@ class Duplicates:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._spilled: Path | None = None
-        self._lines, self._rows, self._prompts = array("q"), array("q"), array("q")
+        self._kept: list[_Entries] = []
+        self._count = 0
 
-    def add(self, lines: Sequence[int], rows: Sequence[tuple[str, ...]]) -> None:
-        """Rows by where they begin and by their texts, the answer last."""
-        self._lines.extend(lines)
-        self._rows.extend(map(hash, rows))
-        self._prompts.extend([hash(row[:-1] or row) for row in rows])
-        if len(self._lines) >= IN_MEMORY:
+    def add(self, lines: Sequence[int], rows: npt.NDArray[np.int64], prompts: npt.NDArray[np.int64]) -> None:
+        """Rows by where they begin, and by the hashes of all of each and of its prompt."""
+        entries = np.empty(len(lines), dtype=_ENTRY)
+        entries["line"], entries["row"], entries["prompt"] = lines, rows, prompts
+        self._kept.append(entries)
+        self._count += len(entries)
+        if self._count >= IN_MEMORY:
             self._spill()
 
     def found(self) -> tuple[Repeats, Repeats]:
@@ -62,9 +63,8 @@ class Duplicates:
             shutil.rmtree(self._spilled, ignore_errors=True)
 
     def _entries(self) -> _Entries:
-        entries = np.empty(len(self._lines), dtype=_ENTRY)
-        for name, values in (("line", self._lines), ("row", self._rows), ("prompt", self._prompts)):
-            entries[name] = values
+        entries = np.concatenate([np.empty(0, dtype=_ENTRY), *self._kept])
+        self._kept, self._count = [], 0
         return entries
 
     def _spill(self) -> None:
@@ -75,7 +75,6 @@ class Duplicates:
         for part in range(PARTS):
             with (self._spilled / str(part)).open("ab") as file:
                 entries[part_of == part].tofile(file)
-        self._lines, self._rows, self._prompts = array("q"), array("q"), array("q")
 
     def _parts(self) -> Iterator[_Entries]:
         if self._spilled is None:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 
 OTHER = "other"
-_LETTERS = 600
+_LETTERS = 400
 _WORD = re.compile(r"[^\W\d_]+")
 # First code point of a block and the language that it speaks for; Latin is looked at by its words, None is no sign.
 _BLOCKS: tuple[tuple[int, str | None], ...] = (
@@ -44,7 +44,12 @@ for _language, _words in _WORDS.items():
 def language(text: str) -> str:
     """ISO 639-1 code of the text's language, told from its first letters."""
     text = text[:_LETTERS]
-    signs = Counter(_BLOCKS[bisect_right(_STARTS, ord(letter)) - 1][1] for letter in text if letter.isalpha())
+    if text.isascii():
+        return _latin(text.lower())
+    signs: Counter[str | None] = Counter()
+    for letter, count in Counter(text).items():
+        if letter.isalpha():
+            signs[_BLOCKS[bisect_right(_STARTS, ord(letter)) - 1][1]] += count
     signs.pop(None, None)
     if not signs:
         return OTHER

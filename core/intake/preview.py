@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from core.api import schemas
-from core.intake import shapes, source
-from core.intake.dataset import batched
+from core.intake import readers, shapes, source
 from core.intake.findings import REASONS, Fault
 from core.intake.readers import Block
-from core.intake.shapes import Row, Shape
+from core.intake.rows import Chat
+from core.intake.shapes import Extra, Row, Shape
 
 ROWS = 10
 _EXAMPLE = 120
@@ -29,7 +29,7 @@ def look(
     mapping = dict(columns or {})
     shapes.check_mapping(mapping)
     found = source.identify(path, filename, known_names=lambda names: shapes.known_names(names, mapping))
-    block = next(found.blocks(found.columns or ()), Block([], []))
+    block = readers.parsed(next(found.blocks(found.columns or ()), Block([], [])))
     numbered = list(zip(block.lines, block.records, strict=True))[: ROWS + 1]
     if partial and len(numbered) == len(block.records) and numbered and isinstance(numbered[-1][1], Fault):
         numbered.pop()
@@ -66,8 +66,19 @@ def _converted(
         schemas.DatasetRow(
             index=index, messages=[schemas.DatasetMessage(**message) for message in chat.messages], tools=chat.tools
         )
-        for index, chat in enumerate(batched(good))
+        for index, chat in enumerate(map(_chat, good))
     ], faults
+
+
+def _chat(row: Row) -> Chat:
+    messages: list[dict[str, Any]] = []
+    for role, content, extra in zip(row.roles, row.contents, row.extras or (Extra(),) * len(row.roles), strict=True):
+        more = {name: value for name, value in extra._asdict().items() if value is not None}
+        if extra.tool_calls:
+            more["tool_calls"] = json.loads(extra.tool_calls)
+        # What is not Unicode is refused by the upload, and has no place in an answer.
+        messages.append({"role": role, "content": content.encode("utf-8", "replace").decode(), **more})
+    return Chat(messages, json.loads(row.tools) if row.tools else None)
 
 
 def _column(name: str, records: Sequence[Any]) -> schemas.DatasetColumn:

@@ -32,11 +32,13 @@ _STOPPED = "; the rest of the file was not read"
 @dataclass(frozen=True, slots=True)
 class Block:
     """Records that follow each other. `lines[i]` is where record i begins in the file, from 1 (in a format without
-    lines: its number); `read` the bytes of the upload read so far."""
+    lines: its number); `read` the bytes of the upload read so far. Of JSON lines there is the `text` instead, which
+    `parsed` makes records of."""
 
     lines: Sequence[int]
     records: Sequence[Any]
     read: int = 0
+    text: bytes | None = None
 
 
 def _gathered(found: Iterator[tuple[int, Any]], stream: Stream) -> Iterator[Block]:
@@ -69,15 +71,25 @@ def _too_large_record() -> Invalid:
 def jsonl(path: Path, filename: str) -> Iterator[Block]:
     """One JSON value a line; blank lines are skipped."""
     with Stream(path, filename) as stream:
-        for first, texts in _lines(stream):
-            lines: Sequence[int] = range(first, first + len(texts))
-            decode = msgspec.json.decode
-            try:
-                records = [decode(text) for text in texts]
-            except (msgspec.DecodeError, RecursionError):
-                lines = [line for line, text in zip(lines, texts, strict=True) if text.strip()]
-                records = [_json_or_fault(text) for text in texts if text.strip()]
-            yield Block(lines, records, stream.position)
+        first = 1
+        for text in _whole_lines(stream):
+            count = text.count(b"\n") + (not text.endswith(b"\n"))
+            yield Block(range(first, first + count), (), stream.position, text)
+            first += count
+
+
+def parsed(block: Block) -> Block:
+    """The block with the records of its text, without blank lines."""
+    if block.text is None:
+        return block
+    texts = block.text.removesuffix(b"\n").split(b"\n")
+    lines = block.lines
+    try:
+        records = [msgspec.json.decode(text) for text in texts]
+    except (msgspec.DecodeError, RecursionError):
+        lines = [line for line, text in zip(lines, texts, strict=True) if text.strip()]
+        records = [_json_or_fault(text) for text in texts if text.strip()]
+    return Block(lines, records, block.read)
 
 
 def text(path: Path, filename: str) -> Iterator[Block]:

@@ -36,7 +36,7 @@ _SHAPES = (
     ("prompt/completion", ("prompt", "completion"), ("system",)),
     ("text", ("text",), ()),
 )
-_MESSAGE_ROLES = {
+MESSAGE_ROLES = {
     "system": "system",
     "developer": "system",
     "user": "user",
@@ -120,6 +120,19 @@ def flat(rows: Sequence[Row]) -> Chats:
         extras,
         [row.tools for row in rows] if any(row.tools is not None for row in rows) else None,
     )
+
+
+def rows(chats: Chats) -> list[Row]:
+    """The other way round."""
+    found = []
+    begin = 0
+    for at, size in enumerate(chats.sizes):
+        end = begin + size
+        extras = tuple(chats.extras[begin:end]) if chats.extras is not None else None
+        tools = chats.tools[at] if chats.tools is not None else None
+        found.append(Row(tuple(chats.roles[begin:end]), tuple(chats.contents[begin:end]), False, extras, tools))
+        begin = end
+    return found
 
 
 def known_names(names: Sequence[str], columns: Mapping[str, str] | None = None) -> int:
@@ -441,7 +454,7 @@ def _all_chats(columns: Mapping[str, str], records: Sequence[Any]) -> Chats | No
             said, words, others = ("from", "value", {"role", "content"})
         if set(map(len, turns)) != {2} and not all(map((others | _SPECIAL_FIELDS).isdisjoint, turns)):
             return None
-        roles = [_MESSAGE_ROLES[turn[said]] for turn in turns]
+        roles = [MESSAGE_ROLES[turn[said]] for turn in turns]
         contents = [turn[words] for turn in turns]
     except (AttributeError, IndexError, KeyError, TypeError):
         return None
@@ -493,7 +506,7 @@ def _message(turn: Any, number: int) -> _Message | Fault:
     if not isinstance(turn, dict):
         return Fault("wrong_type", f"message {number} is {kind(turn)}, not an object")
     said = turn.get("role") if turn.get("role") is not None else turn.get("from")
-    role = _MESSAGE_ROLES.get(said) if isinstance(said, str) else None
+    role = MESSAGE_ROLES.get(said) if isinstance(said, str) else None
     if role is None and not (isinstance(said, str) and said in _CALL_ROLES | _RESULT_ROLES):
         return _role_fault(said, number)
     content = turn.get("content") if turn.get("content") is not None else turn.get("value")
@@ -528,7 +541,7 @@ def _extra(said: str, content: Any, turn: Mapping[str, Any], number: int) -> Ext
         return Extra(None, str(name) if name else None, str(call_id) if call_id else None)
     if not calls:
         return Extra(weight=weight) if said not in _CALL_ROLES else _no_call(number)
-    if said not in _CALL_ROLES and _MESSAGE_ROLES.get(said) != "assistant":
+    if said not in _CALL_ROLES and MESSAGE_ROLES.get(said) != "assistant":
         return Fault("tool_call", f"message {number} of the role {said} calls a tool; only the assistant can")
     listed = _called(calls, number)
     return listed if isinstance(listed, Fault) else Extra(listed, weight=weight)
