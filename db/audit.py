@@ -73,13 +73,13 @@ def info(actor: Actor | None) -> dict[str, Any]:
     return {} if actor is None else {_KEY: []}
 
 
-def done(session: Session, actor: Actor) -> None:
-    """Write down, in the transaction that made them, the changes of a session; none without any."""
+def done(session: Session, actor: Actor) -> bool:
+    """Write down, in the transaction that made them, the changes of a session; False when there are none."""
     session.flush()
     changes = session.info[_KEY]
     if changes:
         _add(session, actor, "done", None, None, changes)
-        actor.noted = True
+    return bool(changes)
 
 
 def refused(session: Session, actor: Actor, status: int, code: str | None) -> None:

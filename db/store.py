@@ -80,8 +80,9 @@ class Store:
         info = scope.info(self._scope) | audit.info(self._actor)
         with Session(self._writing, expire_on_commit=False, info=info) as session, session.begin():
             yield session
-            if self._actor is not None:
-                audit.done(session, self._actor)
+            noted = self._actor is not None and audit.done(session, self._actor)
+        if noted and self._actor is not None:
+            self._actor.noted = True
         for listener in self._listeners:
             listener()
 

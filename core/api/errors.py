@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -75,6 +75,12 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(DataError)
     async def _value(_request: Request, error: DataError) -> JSONResponse:
         return answer(422, "value", f"a value of the request cannot be stored or looked for: {error.orig}")
+
+    @app.exception_handler(IntegrityError)
+    async def _taken(_request: Request, error: IntegrityError) -> JSONResponse:
+        # Two asked for the same thing at once, or the name is one that the caller cannot see.
+        logger.warning("refused by the store: %s", error.orig)
+        return answer(409, "taken", "something of that name or id is there already; give another, or try again")
 
     async def _store(_request: Request, error: Exception) -> JSONResponse:
         return store_unavailable(error)

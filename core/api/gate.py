@@ -156,23 +156,32 @@ class Gate:
         """A request that is to change something: its body is bounded, and what comes of it is written down."""
         actor = _actor(scope, principal)
         scope["state"]["actor"] = actor
-        status, content = 500, b""
+        start: Message | None = None
+        answered = False
 
         async def sending(message: Message) -> None:
-            nonlocal status, content
+            nonlocal start, answered
             if message["type"] == "http.response.start":
-                status = message["status"]
-            elif status >= 400 and len(content) < 1 << 16:
-                content += message.get("body", b"")
+                start = message
+                return
+            if start is not None:
+                # Whoever has the answer finds it in the log.
+                if not actor.noted or start["status"] >= 400:
+                    describe(actor, scope)
+                    await self._note(control, actor, start["status"], _code(message.get("body", b"")))
+                answered = True
+                await send(start)
+                start = None
             await send(message)
 
         bounded = receive if _is_under(path, *UPLOADS) else _Bounded(receive, scope)
         try:
             await self._app(scope, bounded, sending)
-        finally:
-            if not actor.noted or status >= 400:
+        except Exception:
+            if not answered:
                 describe(actor, scope)
-                await self._note(control, actor, status, _code(content))
+                await self._note(control, actor, 500, None)
+            raise
 
     @staticmethod
     async def _note(control: Control, actor: Actor, status: int, code: str | None) -> None:
