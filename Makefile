@@ -14,12 +14,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 INSTALLED := $(VENV)/installed-$(MACHINE)
 DEVELOPED := $(VENV)/developed-$(MACHINE)
 
-.PHONY: help run test test-gpu check doctor clean
+# What the native module is built of; a change builds it anew.
+NATIVE := $(wildcard native/*.cpp native/*.hpp native/CMakeLists.txt)
+SANITIZERS := address,undefined thread
+
+.PHONY: help run test test-gpu check sanitize doctor clean
 
 help:
 	@echo 'make run       install what is needed, start Harli with a demonstration, open the console it names'
 	@echo 'make test      install what is needed, run every test that this machine can run'
 	@echo 'make check     ruff, mypy and the import rules'
+	@echo 'make sanitize  the native arena under the address, undefined-behaviour and thread sanitizers'
 	@echo 'make test-gpu  the tests that need an NVIDIA GPU'
 	@echo 'make doctor    what this machine has, what will be used, what is missing'
 	@echo 'make clean     remove the virtual environment and caches (the data directory stays)'
@@ -29,7 +34,7 @@ run: $(INSTALLED)
 
 test: $(DEVELOPED)
 	@scripts/system-packages.sh
-	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m 'not gpu' $(PYTEST_ARGS)
 
 test-gpu: $(DEVELOPED)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
@@ -39,11 +44,21 @@ check: $(DEVELOPED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+sanitize: $(INSTALLED)
+	@for sanitizer in $(SANITIZERS); do \
+		echo "sanitizer: $$sanitizer"; \
+		PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S native -B build/$$sanitizer -G Ninja -DHARLI_SANITIZE=$$sanitizer >/dev/null; \
+		PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/$$sanitizer >/dev/null; \
+		build/$$sanitizer/arena_test; \
+	done
+
 doctor: $(INSTALLED)
 	@exec $(BIN)/harli doctor
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	cd native && rm -rf CMakeCache.txt CMakeFiles CMakeInit.txt *.ninja .ninja* *.cmake *.a
+	rm -f core/memory/*.so
 
 $(VENV)/bin/python:
 	@if [ -z '$(PYTHON)' ]; then \
@@ -51,7 +66,7 @@ $(VENV)/bin/python:
 			'or name one: make PYTHON=/path/to/python' >&2; exit 1; fi
 	$(PYTHON) -m venv $(VENV)
 
-$(INSTALLED): $(VENV)/bin/python $(LOCK) pyproject.toml
+$(INSTALLED): $(VENV)/bin/python $(LOCK) pyproject.toml $(NATIVE)
 	@echo 'Installing the packages of $(LOCK) into $(VENV) (a few minutes the first time)'
 	@rm -f $(VENV)/installed-* $(VENV)/developed-*
 	@$(PIP) --no-deps -r $(LOCK)

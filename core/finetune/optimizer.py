@@ -27,6 +27,13 @@ class LoraOptimizer:
             }
         self._adamw = torch.optim.AdamW(self.masters.values(), lr=0.0, weight_decay=weight_decay)
 
+    @property
+    def bytes(self) -> int:
+        """Of masters, gradients and both moments, and of the working copy where that is another."""
+        masters = sum(p.numel() * p.element_size() for p in self.masters.values())
+        copies = sum(p.numel() * p.element_size() for n, p in self._working.items() if p is not self.masters[n])
+        return 4 * masters + copies
+
     def collect(self, names: list[str]) -> None:
         """Move the named working gradients into the masters' fp32 accumulators."""
         for name in names:

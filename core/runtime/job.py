@@ -57,7 +57,7 @@ class JobRun:
         self._trainer: Trainer | CapturedJob | None = None
         self._checkpointed_step = 0
         self._writing: list[tuple[Future[Path], Callable[[Path], None]]] = []
-        self._wish: Literal["pause", "save", "cancel"] | None = None
+        self._wish: Literal["pause", "save", "cancel", "stand_back"] | None = None
         self._closing = False
 
     # ---- what the policy sees ----------------------------------------------------------------------------------------
@@ -147,6 +147,15 @@ class JobRun:
         """Checkpoint, free everything, report `paused`."""
         self._wish = self._wish or "pause"
 
+    def start_again(self) -> None:
+        """Give up what has been computed of the open optimizer step, and with it the memory that it holds."""
+        if isinstance(self._trainer, Trainer) and not self._closing:
+            self._trainer.start_again()
+
+    def stand_back(self) -> None:
+        """Leave the engine's memory to serving: checkpoint, free everything, report `interrupted`."""
+        self._wish = self._wish or "stand_back"
+
     def stop(self, save: bool) -> None:
         """End now: with the adapter as it stands, or with nothing."""
         self._wish = "save" if save else "cancel"
@@ -200,10 +209,10 @@ class JobRun:
         self._checkpointed_step = self._trainer.progress.step
         self._report("started", total_steps=self._trainer.total_steps, step=self._trainer.progress.step)
 
-    def _obey(self, wish: Literal["pause", "save", "cancel"]) -> None:
-        if wish == "pause":
+    def _obey(self, wish: Literal["pause", "save", "cancel", "stand_back"]) -> None:
+        if wish in ("pause", "stand_back"):
             self._closing = True
-            self._checkpoint("paused")
+            self._checkpoint("paused" if wish == "pause" else "interrupted")
         elif wish == "save":
             self._save("succeeded")
         else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import psutil
 import torch
 
-from core.link.messages import PlanView, Telemetry
+from core.link.messages import MemoryView, PlanView, Telemetry
 from core.policy.types import StepPlan
 from core.runtime.clock import Latencies
 
@@ -47,6 +47,7 @@ class Interval:
         paused_reason: str | None,
         guard_pauses: int,
         guarded_s: float,
+        memory: MemoryView | None,
     ) -> Telemetry:
         """The message for the interval that ends `now`."""
         seconds = max(now - self.started, 1e-9)
@@ -85,6 +86,7 @@ class Interval:
             paused_reason=paused_reason,
             guard_pauses=guard_pauses,
             guarded_s=guarded_s,
+            memory=memory,
         )
 
 

@@ -23,32 +23,40 @@ from core.link.messages import (
     Goodbye,
     Hello,
     JobUpdate,
+    Learnt,
     PauseJob,
     SetTargets,
     StartJob,
     StopJob,
-    Target,
+    Stopping,
     ToEngine,
 )
 from core.link.transport import EngineEnd
 from core.policy import bind
 from core.policy.types import WHOLE, Layout, Predictor, StepPlan, StepState, TaskletKind
 from core.predictor.moving import MovingPredictor
-from core.predictor.stale import MissWatch
 from core.runtime.clock import StepClock
 from core.runtime.executor import Executor, Size
+from core.runtime.guard import Guard
 from core.runtime.job import JobRun
+from core.runtime.limits import Applied, Limits
+from core.runtime.memory import Broker
+from core.runtime.profiles import Profiling
+from core.runtime.profiling import Profiler
 from core.runtime.report import Interval
+from core.runtime.work import Work
 
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.5
+_LEARNT_EVERY_S = 10.0
 _CALIBRATION_GAPS = 24
 _PUMP_S = 0.0005  # between two looks at a device that is busy with finetuning alone
 
 
 class Load(NamedTuple):
-    """The engine between two steps. kv_*: tokens; prefill_waiting: prompt tokens that wait for prefill."""
+    """The engine between two steps. kv_*: tokens; prefill_waiting: prompt tokens that wait for prefill; adapters: what
+    each running request is served with, None for the base model (empty: all of them)."""
 
     running: Sequence[str]
     waiting: int
@@ -57,6 +65,7 @@ class Load(NamedTuple):
     max_kv: int
     kv_used: int
     kv_total: int
+    adapters: Sequence[str | None] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +82,16 @@ class Queued:
 class Prepared:
     """What the runtime needs of the engine: who it is, where finetuning runs, how a job's trainer is built.
 
-    queued: None where tasklets run eagerly between two steps; predictor: None for one that learns from what it sees.
+    queued: None where tasklets run eagerly between two steps; profiling: None where nothing is profiled, and the
+    predictor learns from what it sees; memory: None where KV cache and job have memory of their own.
     """
 
     hello: Hello
     device: torch.device
     prepare: Callable[[StartJob], Trainer | CapturedJob]
     queued: Queued | None = None
-    predictor: Predictor | None = None
+    profiling: Profiling | None = None
+    memory: Broker | None = None
 
 
 class Runtime:
@@ -108,10 +119,11 @@ class Runtime:
         self._memory = self._policy.MEMORY
         self._margin = margin
         self._calibration_prefix = calibration_prefix
-        self._predictor: Predictor = engine.predictor or MovingPredictor()
-        self._guard = MissWatch(misses=4, steps=20, clean=40)
+        self._predictor: Predictor = engine.profiling.predictor if engine.profiling is not None else MovingPredictor()
+        self._measured_batch: int | None = None
+        self._guard = Guard()
         self._clock = StepClock()
-        self._targets: tuple[Target, ...] = ()
+        self._limits = Limits()
         self._targets_version = 0
         self._job: JobRun | None = None
         self._calibration: list[float] | None = []
@@ -123,6 +135,8 @@ class Runtime:
         self._last_decode_end: float | None = None
         self._tasklet_s = 0.0  # finetune time since the last decode step ended
         self._load = Load((), 0, 0, 0, 0, 0, 0)
+        self._work = Work()
+        self._learnt_at = now
         self.closed = False
 
     # ---- told by the engine ------------------------------------------------------------------------------------------
@@ -132,6 +146,8 @@ class Runtime:
         self._step_began = self._time()
         if self._engine.queued is not None:
             self._engine.queued.executor.other_batch()
+        if self._profiler is not None:
+            self._profiler.other_batch()
 
     def decode_begins(self, load: Load) -> None:
         """A decode batch, `load.running`, is about to be launched on a device that works through a queue: plan for it
@@ -140,11 +156,16 @@ class Runtime:
         now = self._step_began = self._time()
         self._load = load
         self._step_size = Size(queued.padded(len(load.running)), load.kv_tokens, load.max_kv)
+        if self._measures(load):
+            return
         self._step_plan = self._plan(now)
         queued.executor.begin_step(self._step_plan.layout, self._step_size)
 
     def decode_launched(self) -> None:
         """That batch is launched: queue what its plan puts beside and behind it."""
+        if self._profiler is not None and self._measured_batch is not None:
+            self._profiler.step_launched()
+            return
         plan, size = self._step_plan, self._step_size
         self._interval.last_plan = plan
         expected = self._predictor.decode_ms(plan.layout, size.padded, size.kv_tokens, size.max_kv)
@@ -161,6 +182,7 @@ class Runtime:
         tokens = job.tokens_per_tasklet
         kind = job.launch(self._queued.partitions[layout])
         if kind is not None:
+            self._work.ran(kind, tokens)
             self._interval.tasklets += 1
             self._interval.finetune_tokens += tokens
         return kind
@@ -177,7 +199,7 @@ class Runtime:
     def decode_ended(self, requests: Sequence[tuple[str, bool]], load: Load) -> None:
         """A decode step's result is in; (request, whether it finished) got a token. Runs what fits behind the step."""
         now = self._time()
-        self._load = load
+        ran, self._load = self._load, load
         batch = len(requests)
         self._interval.decode_steps += 1
         self._interval.decode_tokens += batch
@@ -188,11 +210,12 @@ class Runtime:
         else:
             steps_ms = self._collect()
         if requests and requests[0][0].startswith(self._calibration_prefix):
-            for step_ms in steps_ms:
-                self._calibrate(step_ms)
+            if not self._measured(requests):
+                for step_ms in steps_ms:
+                    self._calibrate(step_ms)
         else:
-            gap = self._clock.decode(now, requests)
-            self._watch(gap)
+            gap = self._clock.decode(now, requests, self._limits.tenants(ran.running, ran.adapters))
+            self._guard.see(now, gap, self._limits.itl_ms(ran.running, ran.adapters), self._predictor.stale)
         self._last_decode_end, self._tasklet_s = now, 0.0
         self._between_steps(now)
         if load.running and self._engine.queued is None:
@@ -223,20 +246,53 @@ class Runtime:
             time.sleep(_PUMP_S)
         return self._job is not None or queued.executor.queued_ms() > 0
 
+    @property
+    def _profiler(self) -> Profiler | None:
+        return self._engine.profiling.profiler if self._engine.profiling is not None else None
+
+    def _measures(self, load: Load) -> bool:
+        """Whether the batch that is about to be launched is one of the profiler's; its step has then begun."""
+        profiling, profiler = self._engine.profiling, self._profiler
+        if profiling is None or profiler is None:
+            return False
+        self._measured_batch = profiling.batch_of(load.running)
+        if self._measured_batch is None:
+            profiler.leave()
+            return False
+        profiler.step_begins(self._measured_batch, len(load.running), self._step_size)
+        return True
+
+    def _measured(self, requests: Sequence[tuple[str, bool]]) -> bool:
+        """Let the profiler take a step's result; whether the step was one of its own."""
+        profiling, profiler = self._engine.profiling, self._profiler
+        if profiling is None or profiler is None:
+            return False
+        profiler.step_ended()
+        return profiling.batch_of([rid for rid, _ in requests]) is not None
+
     def finish_calibration(self) -> None:
         """No calibration request will follow: the engine is ready to be announced."""
         if self._calibration is not None:
             if len(self._calibration) >= _CALIBRATION_GAPS // 2:
                 self._solo_itl_ms = median(self._calibration)
             self._calibration = None
+            if self._engine.profiling is not None:
+                self._engine.profiling.finish()
+                self._predictor = self._engine.profiling.predictor
+            self._interval = Interval(self._time())
             self._link.reconnected()
             self._say_hello()
+            if self._engine.profiling is not None and (why := self._engine.profiling.fallback):
+                self._notice("warning", "no_profile", f"{why}; finetuning gets the slack behind the steps only")
 
     def close(self) -> None:
         """Checkpoint what runs, say goodbye. Called once, on the way out."""
         if self.closed:
             return
         self.closed = True
+        if self._engine.profiling is not None:
+            self._engine.profiling.close()
+        self._link.send(Stopping(engine_id=self._engine.hello.engine_id))
         if self._job is not None:
             self._job.interrupt()
         self._link.send(Goodbye(engine_id=self._engine.hello.engine_id))
@@ -256,18 +312,35 @@ class Runtime:
                 self._job = None
                 if isinstance(self._predictor, MovingPredictor):
                     self._predictor.forget_tasklets()
+        if self._engine.memory is not None:
+            self._share_memory(self._engine.memory)
         if now - self._interval.started >= REPORT_INTERVAL_S and self._calibration is None:
             self._report(now)
+
+    def _share_memory(self, broker: Broker) -> None:
+        """Let the broker see to it that the KV cache has what it needs."""
+        load, job = self._load, self._job
+        step_ms = self._predictor.decode_ms(WHOLE, max(len(load.running), 1), load.kv_tokens)
+        broker.look(
+            running=len(load.running),
+            queued=load.prefill_waiting,
+            step_ms=step_ms if isfinite(step_ms) else 0.0,
+            restart=job.start_again if job is not None else _nothing,
+            stand_back=job.stand_back if job is not None else _nothing,
+        )
 
     def _plan(self, now: float) -> StepPlan:
         """The policy's plan for the time until the next decode step's result."""
         view = self._job.view() if self._job is not None else None
         if view is None:
             return StepPlan(reason="no job")
+        if self._engine.memory is not None and (why := self._engine.memory.waiting) is not None:
+            return StepPlan(pause=True, reason=f"memory: {why}")
         load = self._load
         if self._guard.reason and load.running:
             return StepPlan(pause=True, reason=f"guard: {self._guard.reason}")
         queued = self._engine.queued
+        applied = self._limits.applied(load.running, load.adapters)
         state = StepState(
             batch=len(load.running),
             padded=len(load.running) if queued is None else queued.padded(len(load.running)),
@@ -275,30 +348,31 @@ class Runtime:
             max_kv=load.max_kv,
             waiting=load.waiting,
             prefill_waiting=load.prefill_waiting,
-            slack_ms=self._slack(now) if load.running else (),
+            slack_ms=self._slack(applied, now),
             inflight_ms=queued.executor.inflight_ms() if queued is not None else 0.0,
             jobs=(view,),
             layouts=tuple(queued.partitions) if queued is not None else (WHOLE,),
             layout=queued.executor.layout if queued is not None else WHOLE,
             beside_ms=queued.executor.beside_ms() if queued is not None else 0.0,
-            target_ms=self._gap_ms() if load.running else (),
+            target_ms=self._gap_ms(applied),
         )
         plan, self._memory = self._policy.plan(state, self._predictor, self._memory)
         return plan
 
-    def _gap_ms(self) -> tuple[float, ...]:
+    def _gap_ms(self, applied: Sequence[Applied]) -> tuple[float, ...]:
         """For each target of `_slack` the ms that it gives one gap by itself, margin off."""
-        return tuple(target.ms * (1.0 - self._margin) for target in self._targets if target.kind in ("itl", "tpot"))
+        share = 1.0 - self._margin
+        return tuple([one.target.ms * share for one in applied if one.target.kind != "ttft"])
 
-    def _slack(self, now: float) -> tuple[float, ...]:
-        """For each target the ms that the gap to the next token may take, margin off."""
+    def _slack(self, applied: Sequence[Applied], now: float) -> tuple[float, ...]:
+        """For each target that applies the ms that the gap to the next token may take, margin off."""
         share = 1.0 - self._margin
         slack = []
-        for target in self._targets:
+        for target, requests in applied:
             if target.kind == "itl":
                 slack.append(target.ms * share)
             elif target.kind == "tpot":
-                slack.append(self._clock.tpot_slack_ms(target.ms * share, self._load.running, now))
+                slack.append(self._clock.tpot_slack_ms(target.ms * share, requests, now))
         return tuple(slack)
 
     def _run(self, plan: StepPlan) -> int:
@@ -319,6 +393,7 @@ class Runtime:
             if kind is None:
                 break
             ran += 1
+            self._work.ran(kind, tokens)
             self._interval.finetune_tokens += tokens
             self._predictor.observe_tasklet(WHOLE, kind, seconds * 1e3)
         self._interval.tasklets += ran
@@ -350,14 +425,6 @@ class Runtime:
             return (now - self._step_began) * 1e3
         return (now - self._last_decode_end - self._tasklet_s) * 1e3
 
-    def _watch(self, gap_ms: float | None) -> None:
-        """The guard: gaps over the tightest ITL target pause finetuning whatever the policy says."""
-        limits = [target.ms for target in self._targets if target.kind == "itl"]
-        if gap_ms is None or not limits:
-            return
-        if self._guard.see(gap_ms > min(limits)) and self._job is not None:
-            self._notice("warning", "guard", f"finetuning paused: gaps over {min(limits):g} ms; {self._guard.reason}")
-
     # ---- start-up ----------------------------------------------------------------------------------------------------
 
     def _calibrate(self, step_ms: float) -> None:
@@ -380,7 +447,8 @@ class Runtime:
 
     def _obey(self, message: ToEngine) -> None:
         if isinstance(message, SetTargets):
-            self._targets, self._targets_version = message.targets, message.version
+            self._limits = Limits(message.targets, message.tenants)
+            self._targets_version = message.version
             return
         if isinstance(message, StartJob):
             self._start(message)
@@ -412,6 +480,7 @@ class Runtime:
             )
             return
         prepare = self._engine.prepare
+        self._work = Work()
         self._job = JobRun(engine_id, message.spec, message.token, lambda: prepare(message), self._link.send)
 
     def _notice(self, level: str, code: str, text: str) -> None:
@@ -429,6 +498,7 @@ class Runtime:
         load = self._load
         predicted = self._predictor.decode_ms(WHOLE, max(len(load.running), 1), load.kv_tokens)
         plan = self._interval.last_plan
+        pauses, held_s = self._guard.take(now)
         self._link.send(
             self._interval.telemetry(
                 now,
@@ -443,9 +513,37 @@ class Runtime:
                 predicted_step_ms=predicted if isfinite(predicted) else None,
                 targets_version=self._targets_version,
                 paused_reason=plan.reason if plan.pause else None,
+                guard_pauses=pauses,
+                guarded_s=held_s,
+                memory=self._engine.memory.report() if self._engine.memory is not None else None,
             )
         )
         self._interval = Interval(now, last_plan=plan)
+        if now - self._learnt_at >= _LEARNT_EVERY_S:
+            self._learnt_at = now
+            self._tell_learnt()
+        if (news := self._guard.news(now, pauses, held_s, job=self._job is not None)) is not None:
+            self._notice(*news)
+
+    def _tell_learnt(self) -> None:
+        """What a predictor without a profile knows by now; what-if questions are answered from it."""
+        if not isinstance(self._predictor, MovingPredictor) or not self._work.steps:
+            return
+        steps, tasklets = self._predictor.learnt(WHOLE)
+        self._link.send(
+            Learnt(
+                engine_id=self._engine.hello.engine_id,
+                time=time.time(),
+                steps=steps,
+                tasklets=dict(tasklets),
+                mix=self._work.mix,
+                step_tokens=self._work.step_tokens,
+            )
+        )
+
+
+def _nothing() -> None:
+    """What a job that is not there gives up."""
 
 
 _LIVE_FIELDS = {"solo_itl_ms", "running_job", "running_token"}

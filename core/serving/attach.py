@@ -14,16 +14,19 @@ import zmq
 from core.config import Settings
 from core.errors import Invalid
 from core.finetune.captured_job import CapturedJob
+from core.finetune.metered import MeteredTrainer
 from core.finetune.trainer import Trainer
 from core.finetune.views import shared_model
 from core.intake import packing
 from core.intake import tokenizer as intake_tokenizer
 from core.link.messages import Hello, StartJob
 from core.link.transport import EngineEnd
+from core.runtime.memory import Broker
 from core.runtime.runtime import Load, Prepared, Runtime
 from core.serving import activation
+from core.serving.elastic import elastic_kv
 from core.serving.plugin import ENGINE_ID
-from core.serving.versions import versions
+from core.serving.versions import in_force, versions
 
 _HEALTH_CHECK = "HEALTH_CHECK"
 
@@ -47,6 +50,9 @@ class Attachment:
         self._shared = shared_model(model, model_path)
         self._model_path = model_path
         device = self._shared.model.embed_tokens.weight.device
+        self._adapters: dict[str, str] = {}
+        self._kv = elastic_kv(scheduler)
+        self._broker = Broker(self._kv) if self._kv is not None else None
         self._queue = None
         if device.type == "cuda" and settings.engine.captured:
             from core.serving.queue import DecodeQueue
@@ -60,7 +66,8 @@ class Attachment:
                 device=device,
                 prepare=self._prepare,
                 queued=self._queue.queued if self._queue is not None else None,
-                predictor=self._queue.predictor if self._queue is not None else None,
+                profiling=self._queue.profiling if self._queue is not None else None,
+                memory=self._broker,
             ),
             link,
             policy=settings.finetune.policy,
@@ -72,9 +79,16 @@ class Attachment:
             for socket in link.wake_sockets:
                 scheduler.idle_sleeper.poller.register(socket, zmq.POLLIN)
         signal.signal(signal.SIGTERM, self._leave)
-        activation.report(settings.data_dir, hello)
+        profiler = self._queue.profiling.profiler if self._queue is not None else None
+        batches, steps = (profiler.batches, profiler.steps) if profiler is not None else ((), 0)
+        activation.report(settings.data_dir, activation.Active(hello, batches, steps))
 
     # ---- step path ---------------------------------------------------------------------------------------------------
+
+    def between_batches(self) -> None:
+        """No batch is being made; one may still run on the device."""
+        if self._kv is not None:
+            self._kv.advance()
 
     def step_begins(self, batch: Any) -> None:
         """A batch is about to be launched."""
@@ -105,14 +119,17 @@ class Attachment:
 
     def idle(self) -> bool:
         """Nothing is to be launched; True when finetuning took the time."""
-        return self._scheduler.is_fully_idle() and self.runtime.idle(self._load())
+        if not self._scheduler.is_fully_idle():
+            return False
+        # The engine does not sleep while memory is on its way.
+        return self.runtime.idle(self._load()) or (self._kv is not None and not self._kv.settled)
 
     def _load(self, requests: Any = None) -> Load:
         """The engine with `requests` running, by default those that go on after this step."""
         scheduler = self._scheduler
         running = requests if requests is not None else [r for r in scheduler.running_batch.reqs if not r.finished()]
         lengths = [len(r.origin_input_ids) + len(r.output_ids) for r in running]
-        total = scheduler.max_total_num_tokens
+        total = scheduler.max_total_num_tokens if self._kv is None else self._kv.size
         free = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
         return Load(
             running=[r.rid for r in running],
@@ -122,7 +139,20 @@ class Attachment:
             max_kv=max(lengths, default=0),
             kv_used=total - free,
             kv_total=total,
+            adapters=[self._adapter(r.lora_id) for r in running],
         )
+
+    def _adapter(self, lora_id: str | None) -> str | None:
+        """The name under which the adapter with SGLang's id was loaded; an id is never given twice."""
+        if lora_id is None:
+            return None
+        name = self._adapters.get(lora_id)
+        if name is None:
+            reference = self._scheduler.tp_worker.model_runner.lora_manager.lora_refs.get(lora_id)
+            name = reference.lora_name if reference is not None else None
+            if name is not None:
+                self._adapters[lora_id] = name
+        return name
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
@@ -138,9 +168,19 @@ class Attachment:
             sequence_length=spec.sequence_length,
         )
         name, resume = self._model_path.name, Path(order.resume_from) if order.resume_from else None
-        if self._queue is None:
+        if self._queue is not None:
+            return CapturedJob(self._queue.trainer, self._shared, spec, rows, base_name=name, resume_from=resume)
+        broker = self._broker
+        if broker is None:
             return Trainer(self._shared, spec, rows, base_name=name, resume_from=resume)
-        return CapturedJob(self._queue.trainer, self._shared, spec, rows, base_name=name, resume_from=resume)
+        return MeteredTrainer(
+            self._shared,
+            spec,
+            rows,
+            base_name=name,
+            resume_from=resume,
+            make_share=lambda size: broker.share(spec.job_id, size, self._shared.parameters()),
+        )
 
     # ---- start and end -----------------------------------------------------------------------------------------------
 
@@ -163,6 +203,10 @@ class Attachment:
             kv_tokens=scheduler.max_total_num_tokens,
             max_running_requests=scheduler.max_running_requests,
             partitions=self._queue.layouts if self._queue is not None else ("whole",),
+            finetune_slot=self._queue.slot if self._queue is not None else None,
+            policy=settings.finetune.policy,
+            margin=settings.finetune.margin,
+            settings=in_force(arguments, settings),
         )
 
     def _leave(self, signum: int, frame: Any) -> None:

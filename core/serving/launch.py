@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ EXIT_NOT_ACTIVE = 3
 _STOP_TIMEOUT_S = 25.0
 _CALIBRATION_BATCH = 4
 _CALIBRATION_TOKENS = 26
+_PROFILE_S = 45.0  # no batch begins later, so that all of it takes less than a minute
 
 
 def serve(settings: Settings, model_path: Path, say: Callable[[str], None] = print) -> None:
@@ -150,8 +152,8 @@ def _environment(device: str, engine: EngineSettings) -> None:
 def _when_up(settings: Settings, say: Callable[[str], None]) -> None:
     """SGLang answers: make sure that the runtime is inside, then let it measure the solo step."""
     engine_id = os.environ[ENGINE_ID]
-    hello = activation.take(settings.data_dir, engine_id)
-    if hello is None:
+    active = activation.take(settings.data_dir, engine_id)
+    if active is None:
         say(
             "error: SGLang runs without Harli's runtime: its plugin 'harli' (entry point sglang.srt.plugins) is not "
             "installed or failed, see the log above; install the project with `pip install -e .` [runtime_not_active]"
@@ -159,18 +161,33 @@ def _when_up(settings: Settings, say: Callable[[str], None]) -> None:
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)
         return
+    hello = active.hello
     say(f"engine {engine_id}: {hello.model} ({hello.dtype}) on {hello.device_name} at {settings.engine_url}")
     with httpx.Client(base_url=settings.engine_url, timeout=120.0) as http:
         rids = [f"{activation.CALIBRATION_PREFIX}{n}" for n in range(_CALIBRATION_BATCH)]
         http.post("/generate", json=_generate(rids, _CALIBRATION_TOKENS))
+        profile(http, active, say)
         http.post("/generate", json=_generate([activation.CALIBRATION_END], 1))
     say("ready")
 
 
-def _generate(rids: list[str], tokens: int) -> dict[str, Any]:
-    """A request of SGLang's native API; distinct prompts, so that the prefix cache does not join them."""
+def profile(http: httpx.Client, active: activation.Active, say: Callable[[str], None]) -> None:
+    """Send the batches that the runtime wants to measure, as many as there is time for."""
+    began = time.monotonic()
+    for number, (requests, context) in enumerate(active.batches):
+        if time.monotonic() - began > _PROFILE_S:
+            say(f"profile: {number} of {len(active.batches)} batches measured in {_PROFILE_S:.0f} s; they have to do")
+            return
+        say(f"{number / len(active.batches):.2f}\tmeasures this GPU, once: {requests} requests of {context} tokens")
+        rids = [activation.profile_rid(number, request) for request in range(requests)]
+        http.post("/generate", json=_generate(rids, active.profile_steps, context))
+
+
+def _generate(rids: list[str], tokens: int, context: int = 16) -> dict[str, Any]:
+    """A request of SGLang's native API: distinct prompts, so that the prefix cache does not join them; the longer ones
+    begin as the shorter ones do, so that it saves their prefill."""
     return {
         "rid": rids,
-        "input_ids": [[100 + 7 * n + k for k in range(16)] for n, _ in enumerate(rids)],
+        "input_ids": [[100 + (7 * n + k) % 1021 for k in range(context)] for n, _ in enumerate(rids)],
         "sampling_params": {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True},
     }

@@ -13,6 +13,7 @@ from typing import Any
 ENGINE_ID = "HARLI_ENGINE_ID"
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_KV_CACHE = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _OPENAI = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase"
 _SIGNALS = "sglang.srt.managers.tokenizer_manager.SignalHandler"
 
@@ -31,6 +32,10 @@ def register() -> None:
     HookRegistry.register(f"{_SCHEDULER}.run_batch", _run_batch, around)
     HookRegistry.register(f"{_SCHEDULER}.process_batch_result", _process_batch_result, around)
     HookRegistry.register(f"{_SCHEDULER}.on_idle", _on_idle, around)
+    HookRegistry.register(f"{_SCHEDULER}.get_next_batch_to_run", _get_next_batch_to_run, around)
+    HookRegistry.register(f"{_KV_CACHE}._build_token_to_kv_pool", _build_token_to_kv_pool, around)
+    HookRegistry.register(f"{_KV_CACHE}._build_mha_kv_pool", _build_mha_kv_pool, around)
+    HookRegistry.register(f"{_KV_CACHE}._build_token_to_kv_pool_allocator", _build_slot_allocator, around)
     HookRegistry.register(f"{_OPENAI}._parse_model_parameter", _parse_model_parameter, around)
     HookRegistry.register(f"{_SIGNALS}.sigterm_handler", _sigterm, HookType.REPLACE)
 
@@ -60,9 +65,53 @@ def _process_batch_result(original: Callable[..., Any], scheduler: Any, batch: A
     scheduler.harli.step_ended(batch)
 
 
+def _get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    scheduler.harli.between_batches()
+    return original(scheduler, *args, **kwargs)
+
+
 def _on_idle(original: Callable[[Any], None], scheduler: Any) -> None:
     if not scheduler.harli.idle():
         original(scheduler)
+
+
+# ---- KV cache, in the scheduler process --------------------------------------------------------------------------------
+
+
+def _elastic(configurator: Any) -> bool:
+    """Whether the KV cache is to lie on the arena."""
+    from core.config import Settings
+
+    wanted = Settings().engine.elastic_kv
+    return False if wanted is None else wanted
+
+
+def _build_token_to_kv_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
+    made = original(configurator, **kwargs)
+    if _elastic(configurator):
+        from core.serving import elastic_pool
+
+        elastic_pool.require(made)
+    return made
+
+
+def _build_mha_kv_pool(
+    original: Callable[..., Any], configurator: Any, *, mha_pool_class: type, quant_method: Any = None, **kwargs: Any
+) -> Any:
+    if _elastic(configurator):
+        from core.serving import elastic_pool
+
+        mha_pool_class = elastic_pool.pool(configurator, mha_pool_class, quant_method)
+    return original(configurator, mha_pool_class=mha_pool_class, quant_method=quant_method, **kwargs)
+
+
+def _build_slot_allocator(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
+    made = original(configurator, **kwargs)
+    if _elastic(configurator):
+        from core.serving import elastic_pool
+
+        made = elastic_pool.allocator(made)
+    return made
 
 
 # ---- HTTP process ----------------------------------------------------------------------------------------------------

@@ -1,25 +1,28 @@
-"""What an engine on a GPU has for finetuning beside decode: partitions, decode graphs in each, captured tasklets, and
-the executor over them. Made once, before the scheduler's loop begins, since capturing takes seconds."""
+"""What an engine on a GPU has for finetuning beside decode: partitions, decode graphs in each, captured tasklets, the
+executor over them, and the profile of it all. Made once, before the scheduler's loop begins, since capturing takes
+seconds."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pynvml
 import torch
 
 from core.config import Settings
-from core.errors import NotFound
 from core.finetune.captured import CapturedTrainer, Slot
 from core.finetune.fused import FusedWeights
+from core.finetune.random_work import RandomWork
 from core.partition import green
-from core.policy.types import Predictor
-from core.predictor.moving import MovingPredictor
-from core.predictor.profile import Machine, cache_key, read_profile
-from core.predictor.two_stage import TwoStagePredictor
+from core.policy.types import Layout, TaskletKind
+from core.predictor.profile import Machine, MicroBatch
 from core.runtime.executor import Executor
+from core.runtime.profiles import PROFILES, ProfileStore, Profiling
+from core.runtime.profiling import Profiler
 from core.runtime.runtime import Queued
+from core.serving import activation
 from core.serving.layouts import DecodeLayouts
 from core.serving.versions import SGLANG
 
@@ -28,13 +31,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MOST_KV_TOKENS = 131_072  # of a measured batch: their prefill takes seconds
+_KV_SHARE = 0.9  # of the KV cache that a measured batch may fill
+
 
 class DecodeQueue:
     """Raises `UnsupportedWeights` for a model that captured tasklets do not know, `Unavailable` for an engine without
     decode graphs; ``HARLI_ENGINE__CAPTURED=false`` finetunes both eagerly.
 
-    predictor: fitted to this machine's profile when there is one in the data directory; otherwise it learns from what
-    it sees, and finetuning gets the slack behind the steps only.
+    profiling: the predictor and the profile that it is fitted to.
     """
 
     def __init__(self, scheduler: Any, shared: PreTrainedModel, settings: Settings) -> None:
@@ -45,20 +50,25 @@ class DecodeQueue:
         streams = list(dict.fromkeys(part.finetune for part in partitions.parts))
         slot = Slot(scheduler.server_args.max_lora_rank, settings.finetune.micro_batch_tokens)
         self.trainer = CapturedTrainer(FusedWeights.of(runner.model, shared), slot, streams)
-        self.predictor: Predictor = _predictor(
-            settings, partitions.sms, scheduler.server_args.served_model_name, shared.dtype
-        )
         self.layouts = tuple(green.describe(partitions))
+        self.slot = slot.rank, slot.micro_batch_tokens
         decode_stream = scheduler.forward_stream if scheduler.enable_overlap else torch.cuda.current_stream(device)
-        executor = Executor(
-            decode_stream,
-            {part.layout: part.finetune for part in partitions.parts},
-            select=decode.select,
-            new_event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-            tasklet_ms=self.predictor.tasklet_ms,
-        )
+        finetune = {part.layout: part.finetune for part in partitions.parts}
+
+        def new_executor(tasklet_ms: Callable[[Layout, TaskletKind], float]) -> Executor:
+            return Executor(
+                decode_stream,
+                finetune,
+                select=decode.select,
+                new_event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+                tasklet_ms=tasklet_ms,
+            )
+
+        def predicted_ms(layout: Layout, kind: TaskletKind) -> float:
+            return self.profiling.predictor.tasklet_ms(layout, kind)  # another one once a profile is taken
+
         places = {part.layout: streams.index(part.finetune) for part in partitions.parts}
-        self.queued = Queued(executor, places, decode.padded)
+        self.queued = Queued(new_executor(predicted_ms), places, decode.padded)
         logger.warning(
             "%d layouts: decode graphs took %.1f s and %.2f GiB, tasklets of rank %d and %d tokens %.1f s and %.2f GiB",
             len(partitions.parts),
@@ -69,11 +79,33 @@ class DecodeQueue:
             self.trainer.capture_s,
             self.trainer.memory_bytes / 2**30,
         )
+        shape = self.trainer.shape
+        model = scheduler.server_args.served_model_name
+        store = ProfileStore(settings.data_dir / PROFILES, _machine(partitions.sms, model, shared.dtype))
+        micro_batch = MicroBatch(
+            tokens=slot.micro_batch_tokens, rank=slot.rank, layers=shape.layers, heads=self.trainer.heads
+        )
+
+        def new_profiler() -> Profiler:
+            return Profiler(
+                new_executor,
+                finetune,
+                RandomWork(self.trainer, places, shape.vocabulary),
+                machine=store.machine,
+                micro_batch=micro_batch,
+                captured=decode.sizes,
+                kv_heads=shape.kv_heads,
+                room=(scheduler.max_req_len, min(int(_KV_SHARE * scheduler.max_total_num_tokens), _MOST_KV_TOKENS)),
+            )
+
+        self.profiling = Profiling(
+            store, partitions.layouts, decode.sizes, micro_batch, new_profiler, activation.profile_batch
+        )
 
 
-def _predictor(settings: Settings, sms: int, model: str, dtype: torch.dtype) -> Predictor:
+def _machine(sms: int, model: str, dtype: torch.dtype) -> Machine:
     pynvml.nvmlInit()
-    machine = Machine(
+    return Machine(
         gpu=torch.cuda.get_device_name(),
         sms=sms,
         driver=pynvml.nvmlSystemGetDriverVersion(),
@@ -81,8 +113,3 @@ def _predictor(settings: Settings, sms: int, model: str, dtype: torch.dtype) -> 
         engine=f"sglang {SGLANG}",
         dtype=str(dtype).removeprefix("torch."),
     )
-    try:
-        return TwoStagePredictor(read_profile(settings.data_dir / "profiles" / f"{cache_key(machine)}.json", machine))
-    except NotFound:
-        logger.warning("no profile of this machine: finetuning gets the slack behind the steps only")
-        return MovingPredictor()

@@ -1,0 +1,124 @@
+"""Who gets the arena's pages: decisions only, no clock, no arena, no I/O.
+
+The KV cache has priority. Its free tokens, less what is queued and what the running requests and the arrivals will take
+before memory could be had back, are kept between two marks: below the low one it grows to the high one, at the cost of
+finetuning if need be, first spare pages, then the activations of the running micro-batch (which starts again), then the
+job itself (checkpointed and resumed later). Finetuning gets pages only where the KV cache stays above the high mark
+without them, and not soon after it had to give some up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Shares of the full KV pool. low, high: of free tokens; least: what finetuning can never take. horizon_s: how far
+    the forecast looks, calm_s: how long after the KV cache had to grow nothing is taken from it."""
+
+    low: float = 0.05
+    high: float = 0.15
+    least: float = 0.25
+    horizon_s: float = 1.0
+    calm_s: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class KvView:
+    """The KV pool, in rows of `row_tokens` tokens and `row_pages` pages, and its load.
+
+    rows: those that it has or is about to have; most: of the full pool; fewest: what requests at hand need. Tokens:
+    `used` held and not evictable, `queued` of prompts that wait, `growth` that the requests running and arriving will
+    take within the horizon.
+    """
+
+    rows: int
+    most: int
+    fewest: int
+    row_tokens: int
+    row_pages: int
+    used: int
+    queued: int
+    growth: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneView:
+    """Pages: `wanted` for a job to go on (0: it has what it needs, or there is none), `state` and `activations` that it
+    holds; `present`: there is a job."""
+
+    present: bool = False
+    wanted: int = 0
+    state: int = 0
+    activations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the broker remembers: when, in seconds, the KV cache last had to grow."""
+
+    grown_at: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """rows: of the KV pool from now on; grant: pages for the job (all that it wants, or none); drop_activations,
+    drop_job: what finetuning gives up for it; reason: for people, empty when nothing changes."""
+
+    rows: int
+    grant: int = 0
+    drop_activations: bool = False
+    drop_job: bool = False
+    reason: str = ""
+
+
+def decide(
+    kv: KvView, finetune: FinetuneView, spare: int, marks: Marks, ledger: Ledger, now: float
+) -> tuple[Decision, Ledger]:
+    """The decision at `now` (seconds) with `spare` pages that nobody uses."""
+    full = kv.most * kv.row_tokens
+    need = kv.used + max(kv.queued, kv.growth)
+    floor = max(kv.fewest, _rows(round(marks.least * full), kv))
+    ample = min(kv.most, max(floor, _rows(need + round(marks.high * full), kv)))
+    short = kv.rows < kv.most and (kv.rows < kv.fewest or kv.rows * kv.row_tokens - need < marks.low * full)
+    if short:
+        return _grow(kv, finetune, spare, max(kv.rows, ample)), replace(ledger, grown_at=now)
+    if not finetune.present:
+        # Nobody else has a use for the pages: the prefix cache does.
+        rows = min(kv.most, kv.rows + spare // kv.row_pages) if kv.row_pages else kv.most
+        return Decision(rows, reason="no job" if rows != kv.rows else ""), ledger
+    if finetune.wanted == 0:
+        return Decision(kv.rows), ledger
+    if finetune.wanted <= spare:
+        return Decision(kv.rows, grant=finetune.wanted, reason="spare pages"), ledger
+    rows = kv.rows - -(-(finetune.wanted - spare) // kv.row_pages)
+    if rows >= ample and now - ledger.grown_at >= marks.calm_s:
+        return Decision(rows, reason="finetuning needs memory that the KV cache does not"), ledger
+    return Decision(kv.rows), ledger
+
+
+def cap(capacity: int, kv_pages: int, marks: Marks) -> int:
+    """Pages that a job can ever get of an arena of `capacity`, `kv_pages` of them for the full KV pool."""
+    return capacity - ceil(marks.least * kv_pages)
+
+
+def _grow(kv: KvView, finetune: FinetuneView, spare: int, rows: int) -> Decision:
+    missing = (rows - kv.rows) * kv.row_pages - spare
+    if missing <= 0:
+        return Decision(rows, reason="the KV cache runs short; spare pages")
+    drop_job = missing > finetune.activations and finetune.state > 0
+    freed = spare + finetune.activations + (finetune.state if drop_job else 0)
+    rows = min(rows, kv.rows + -(-freed // kv.row_pages))
+    what = "the job stands back" if drop_job else "the open micro-batch is dropped" if finetune.activations else ""
+    return Decision(
+        rows,
+        drop_activations=finetune.activations > 0,
+        drop_job=drop_job,
+        reason=f"the KV cache runs short; {what}" if what else "",
+    )
+
+
+def _rows(tokens: int, kv: KvView) -> int:
+    return -(-tokens // kv.row_tokens)

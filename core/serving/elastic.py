@@ -1,0 +1,268 @@
+"""The KV cache that grows and shrinks beside running requests.
+
+Shrinking: the allocator stops handing out high slots at once (`ElasticTokenAllocator.set_size`); unlocked prefixes are
+evicted and, by SGLang itself, requests retracted until what is held fits; what still lies high is copied down, some
+slots between two steps, and everything that names a slot is told; when nothing is left above, the rows are unmapped.
+Growing: rows are mapped, then their slots are handed out. Mapping and unmapping run in a thread of their own.
+
+Everything that holds a count of slots in SGLang (0.5.16) follows, but for the length that a single request may have:
+that stays the one of the full pool, to which the pool grows for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.chunk_cache import ChunkCache
+from sglang.srt.mem_cache.radix_cache import RadixCache
+
+from core.memory.arena import ArenaError
+from core.serving.elastic_pool import ElasticMHATokenToKVPool, ElasticTokenAllocator, refused
+
+# Slots copied down between two steps: a few milliseconds on a CPU, well below one on a GPU.
+_MOVED_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """A change of the pool that is through: tokens before and after, seconds from the wish to its end, slots copied
+    down, and the driver's words when it failed (`after` is then what was kept)."""
+
+    before: int
+    after: int
+    seconds: float
+    moved: int
+    failure: str = ""
+
+
+def elastic_kv(scheduler: Any) -> ElasticKV | None:
+    """The scheduler's elastic KV cache, None when its pool is not one."""
+    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    return ElasticKV(scheduler) if isinstance(pool, ElasticMHATokenToKVPool) else None
+
+
+class ElasticKV:
+    """The pool of one scheduler. All methods belong to the scheduler's thread; none waits for mapping.
+
+    Raises `Unavailable` when the scheduler's prefix cache is of a kind whose slots cannot be followed.
+    """
+
+    def __init__(self, scheduler: Any, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        tree = scheduler.tree_cache
+        if type(tree) not in (RadixCache, ChunkCache):
+            raise refused(f"the prefix cache {type(tree).__name__}")
+        self._scheduler = scheduler
+        self._allocator: ElasticTokenAllocator = scheduler.token_to_kv_pool_allocator
+        self._pool: ElasticMHATokenToKVPool = self._allocator.get_kvcache()
+        self._rows = self._pool.rows
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="harli-memory")
+        self._mapping: Future[None] | None = None
+        self._rows_wanted = self._rows.rows
+        self._before, self._since, self._moved = self.size, clock(), 0
+        self._settled = True
+
+    # ---- figures -----------------------------------------------------------------------------------------------------
+
+    @property
+    def arena(self) -> Any:
+        return self._rows.arena
+
+    @property
+    def size(self) -> int:
+        """Slots that requests may hold now, tokens."""
+        return int(self._allocator.size)
+
+    @property
+    def most(self) -> int:
+        """Slots of the full pool."""
+        return int(self._pool.size)
+
+    @property
+    def row_tokens(self) -> int:
+        return self._rows.row_tokens
+
+    @property
+    def free(self) -> int:
+        """Slots that a request could get now: those that nobody holds and those of evictable prefixes."""
+        return int(self._allocator.available_size() + self._scheduler.tree_cache.evictable_size())
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is on its way."""
+        return self._settled
+
+    @property
+    def goal(self) -> int:
+        """Slots that the pool has, or is about to have."""
+        return self.slots_of(self._rows_wanted)
+
+    def rows_of(self, tokens: int) -> int:
+        """Rows of a pool of at least `tokens` slots."""
+        return min(self._rows.rows_of(tokens + self._pool.page_size), self._rows.most)
+
+    def slots_of(self, rows: int) -> int:
+        """Slots of a pool of `rows` rows; the padding is no slot."""
+        return self._rows.tokens_of(rows) - self._pool.page_size
+
+    def pages_of(self, tokens: int) -> int:
+        """Arena pages of a pool of `tokens` slots."""
+        return self._rows.pages_of(self.rows_of(tokens))
+
+    def fewest(self) -> int:
+        """Slots that the request at hand with the most of them needs: below that SGLang would not take it up, or would
+        abort it. Counted as SGLang does, with at most `CLIP_MAX_NEW_TOKENS` for what is yet to come."""
+        most = max((self._need(request) for request in self._requests(True)), default=0)
+        return self.slots_of(self.rows_of(most + self._pool.page_size + 1))
+
+    @staticmethod
+    def _need(request: Any) -> int:
+        done = len(request.output_ids)
+        ahead = request.sampling_params.max_new_tokens - done
+        return len(request.origin_input_ids) + done + max(0, min(ahead, CLIP_MAX_NEW_TOKENS))
+
+    # ---- orders ------------------------------------------------------------------------------------------------------
+
+    def resize(self, tokens: int) -> int:
+        """Make for a pool of `tokens` slots, rounded up to whole rows, and within what requests at hand need and the
+        full pool; answers what it will be."""
+        wanted = self.rows_of(min(max(tokens, self.fewest()), self.most))
+        if wanted != self._rows_wanted:
+            if self._settled:
+                self._before, self._since, self._moved = self.size, self._clock(), 0
+                self._settled = False
+            self._rows_wanted = wanted
+            if self.slots_of(wanted) < self.size:
+                self._set_size(self.slots_of(wanted))
+        return self.slots_of(wanted)
+
+    def advance(self) -> Resized | None:
+        """Go on with what is on its way; to be called between two batches. Answers a change that is through."""
+        if self._allocator.available_size() < 0:
+            self._evict(-self._allocator.available_size())
+        if self._settled:
+            return None
+        failure = ""
+        if self._mapping is not None:
+            if not self._mapping.done():
+                return None
+            mapping, self._mapping = self._mapping, None
+            try:
+                mapping.result()
+            except ArenaError as error:
+                failure, self._rows_wanted = str(error), self._rows.rows
+        wanted = self._rows_wanted
+        if wanted > self._rows.rows:
+            self._map(wanted)
+            return None
+        if self.size != self.slots_of(wanted):
+            self._set_size(self.slots_of(wanted))
+        if self._allocator.excess:
+            self._move_down()
+        if self._allocator.excess:
+            return None
+        if wanted < self._rows.rows:
+            self._map(wanted)
+            return None
+        self._settled = True
+        return Resized(self._before, self.size, self._clock() - self._since, self._moved, failure)
+
+    def close(self) -> None:
+        """Wait for the thread."""
+        self._thread.shutdown()
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _set_size(self, size: int) -> None:
+        self._allocator.set_size(size)
+        scheduler = self._scheduler
+        for holder in (
+            scheduler.invariant_checker,
+            scheduler.pool_stats_observer,
+            scheduler.kv_events_publisher,
+            scheduler.load_inquirer,
+        ):
+            object.__setattr__(holder, "max_total_num_tokens", size)  # some of them are frozen
+        # A batch that was full may not be so any more, and the other way round.
+        scheduler.running_batch.batch_is_full = False
+        if self._allocator.available_size() < 0:
+            self._evict(-self._allocator.available_size())
+
+    def _evict(self, tokens: int) -> None:
+        if self._scheduler.tree_cache.evictable_size() > 0:
+            self._scheduler.tree_cache.evict(EvictParams(num_tokens=tokens))
+
+    def _map(self, rows: int) -> None:
+        """Map or unmap in the thread. Rows that go are out of use once the work is done that is queued by now."""
+        queued = self._queued_work() if rows < self._rows.rows else []
+
+        def run() -> None:
+            for event in queued:
+                event.synchronize()
+            self._rows.resize(rows)
+
+        self._mapping = self._thread.submit(run)
+
+    def _queued_work(self) -> list[torch.cuda.Event]:
+        device = self._pool.k_buffer[0].device
+        if device.type != "cuda":
+            return []
+        streams = {torch.cuda.current_stream(device), self._scheduler.forward_stream}
+        return [stream.record_event() for stream in streams]
+
+    def _requests(self, waiting: bool) -> Iterator[Any]:
+        """Requests that may hold slots; with `waiting` those in the queue too."""
+        scheduler = self._scheduler
+        yield from scheduler.running_batch.reqs
+        if scheduler.last_batch is not None:
+            yield from scheduler.last_batch.reqs
+        if scheduler.chunked_req is not None:
+            yield scheduler.chunked_req
+        if waiting:
+            yield from scheduler.waiting_queue
+
+    @torch.inference_mode()
+    def _move_down(self) -> None:
+        """Copy held slots above the size to free ones below it, and tell everything that names them: the requests'
+        table, prefixes that requests go on from, the nodes of the prefix cache."""
+        device = self._pool.k_buffer[0].device
+        if device.type == "cuda":
+            # Steps that are queued read and write the slots under their old numbers.
+            torch.cuda.current_stream(device).wait_stream(self._scheduler.forward_stream)
+        source, target = self._allocator.relocate(_MOVED_AT_ONCE)
+        if not len(source):
+            return
+        for buffer in (*self._pool.k_buffer, *self._pool.v_buffer):
+            buffer[target] = buffer[source]
+        now_at = torch.arange(self.most + 1, dtype=torch.int64, device=device)
+        now_at[source] = target
+        holders = {id(request): request for request in self._requests(False) if request.req_pool_idx is not None}
+        table = self._scheduler.req_to_token_pool.req_to_token
+        if holders:
+            lines = torch.tensor([r.req_pool_idx for r in holders.values()], dtype=torch.int64, device=device)
+            width = max(request.kv.kv_allocated_len for request in holders.values())
+            table[lines, :width] = now_at[table[lines, :width].long()].to(table.dtype)
+        for request in holders.values():
+            if len(request.prefix_indices):
+                request.prefix_indices = now_at[request.prefix_indices.long()]
+        nodes = [node for node in self._nodes() if len(node.value)]
+        if nodes:
+            values = now_at[torch.cat([node.value for node in nodes])]
+            for node, value in zip(nodes, values.split([len(node.value) for node in nodes]), strict=True):
+                node.value = value
+        self._moved += len(source)
+
+    def _nodes(self) -> Iterator[Any]:
+        tree = self._scheduler.tree_cache
+        stack = list(tree.root_node.children.values()) if isinstance(tree, RadixCache) else []
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            yield node

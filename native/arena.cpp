@@ -1,0 +1,235 @@
+#include "arena.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace harli {
+namespace detail {
+
+Pool::Pool(std::unique_ptr<Backend> backend, std::size_t capacity)
+    : backend_(std::move(backend)), page_bytes_(backend_->page_bytes()), capacity_(capacity) {
+  kept_.reserve(capacity);  // so that giving back never allocates
+}
+
+Pool::~Pool() { trim(); }
+
+void Pool::charge(const std::string& owner, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  const std::size_t room = capacity_ - used_ - lost_;
+  if (count > room) {
+    throw ArenaFull(owner + " asks for " + std::to_string(count) + " pages of " + std::to_string(page_bytes_) +
+                    " bytes; " + std::to_string(room) + " of " + std::to_string(capacity_) + " are free");
+  }
+  Use& use = owners_[owner];
+  use.pages += count;
+  use.high_water = std::max(use.high_water, use.pages);
+  used_ += count;
+  high_water_ = std::max(high_water_, used_);
+}
+
+void Pool::discharge(const std::string& owner, std::size_t count) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = owners_.find(owner);
+  if (found == owners_.end()) return;  // nothing was ever charged to it
+  found->second.pages -= count;
+  used_ -= count;
+}
+
+void Pool::take(std::span<Handle> pages) {
+  std::size_t have = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    have = std::min(pages.size(), kept_.size());
+    std::copy(kept_.end() - static_cast<std::ptrdiff_t>(have), kept_.end(), pages.begin());
+    kept_.resize(kept_.size() - have);
+  }
+  try {
+    for (; have < pages.size(); ++have) {
+      pages[have] = backend_->create();
+      ++created_;
+    }
+  } catch (...) {
+    keep(pages.first(have));
+    throw;
+  }
+}
+
+void Pool::keep(std::span<const Handle> pages) noexcept {
+  const std::lock_guard lock(mutex_);
+  kept_.insert(kept_.end(), pages.begin(), pages.end());
+}
+
+void Pool::lose(std::size_t count) noexcept {
+  const std::lock_guard lock(mutex_);
+  lost_ += count;
+}
+
+bool Pool::destroy_kept(std::size_t floor) noexcept {
+  Handle page;
+  {
+    const std::lock_guard lock(mutex_);
+    if (kept_.size() <= floor) return false;
+    page = kept_.back();
+    kept_.pop_back();
+  }
+  backend_->destroy(page);
+  return true;
+}
+
+std::size_t Pool::trim() noexcept {
+  std::size_t destroyed = 0;
+  while (destroy_kept(0)) ++destroyed;
+  return destroyed;
+}
+
+void Pool::shed() noexcept {
+  std::size_t floor = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    floor = capacity_ - used_ - lost_;
+  }
+  while (destroy_kept(floor)) {
+  }
+}
+
+Statistics Pool::statistics() const {
+  const std::lock_guard lock(mutex_);
+  Statistics said{page_bytes_, capacity_,          used_,  high_water_,
+                  kept_.size(), lost_, mapped_, unmapped_, created_, {}};
+  said.owners.reserve(owners_.size());
+  for (const auto& [name, use] : owners_) said.owners.push_back({name, use.pages, use.high_water});
+  return said;
+}
+
+}  // namespace detail
+
+// ---- region ---------------------------------------------------------------------------------------------------------
+
+Region::Region(std::shared_ptr<detail::Pool> pool, std::string owner, std::size_t pages)
+    : pool_(std::move(pool)), owner_(std::move(owner)), pages_(pages), handles_(pages), is_mapped_(pages, false) {
+  if (pages == 0) throw ArenaError("a region of no pages for " + owner_);
+  address_ = pool_->backend().reserve(pages * pool_->page_bytes());
+}
+
+Region::~Region() {
+  std::size_t page = 0;
+  bool clean = true;
+  while (page < pages_) {
+    std::size_t end = page;
+    while (end < pages_ && is_mapped_[end]) ++end;
+    if (end > page) {
+      try {
+        unmap_locked(page, end - page);
+      } catch (const ArenaError&) {
+        clean = false;
+      }
+    }
+    page = end + 1;
+  }
+  // A range that the driver still holds pages in is left to the end of the process.
+  if (clean) pool_->backend().free_range(address_, pages_ * pool_->page_bytes());
+}
+
+std::size_t Region::mapped() const {
+  const std::lock_guard lock(mutex_);
+  return mapped_;
+}
+
+bool Region::is_mapped(std::size_t first, std::size_t count) const {
+  const std::lock_guard lock(mutex_);
+  check_range("look at", first, count);
+  return std::all_of(is_mapped_.begin() + static_cast<std::ptrdiff_t>(first),
+                     is_mapped_.begin() + static_cast<std::ptrdiff_t>(first + count), [](bool one) { return one; });
+}
+
+void Region::check_range(const char* what, std::size_t first, std::size_t count) const {
+  if (first > pages_ || count > pages_ - first) {
+    throw ArenaError(owner_ + ": cannot " + what + " pages " + std::to_string(first) + " to " +
+                     std::to_string(first + count) + " of a region of " + std::to_string(pages_));
+  }
+}
+
+void Region::map(std::size_t first, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  check_range("map", first, count);
+  if (count == 0) return;
+  for (std::size_t page = first; page < first + count; ++page) {
+    if (is_mapped_[page]) throw ArenaError(owner_ + ": page " + std::to_string(page) + " is mapped already");
+  }
+  const std::span<Handle> handles(handles_.data() + first, count);
+  pool_->charge(owner_, count);
+  try {
+    pool_->take(handles);
+  } catch (...) {
+    pool_->discharge(owner_, count);
+    throw;
+  }
+  try {
+    pool_->backend().map(address_ + first * page_bytes(), handles);
+  } catch (...) {
+    pool_->keep(handles);
+    pool_->discharge(owner_, count);
+    throw;
+  }
+  std::fill_n(is_mapped_.begin() + static_cast<std::ptrdiff_t>(first), count, true);
+  mapped_ += count;
+  pool_->count_mapped(count);
+}
+
+void Region::unmap(std::size_t first, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  check_range("unmap", first, count);
+  for (std::size_t page = first; page < first + count; ++page) {
+    if (!is_mapped_[page]) throw ArenaError(owner_ + ": page " + std::to_string(page) + " is not mapped");
+  }
+  if (count > 0) unmap_locked(first, count);
+}
+
+void Region::unmap_locked(std::size_t first, std::size_t count) {
+  std::string refused;
+  try {
+    pool_->backend().unmap(address_ + first * page_bytes(), count);
+  } catch (const ArenaError& error) {
+    refused = error.what();
+  }
+  std::fill_n(is_mapped_.begin() + static_cast<std::ptrdiff_t>(first), count, false);
+  mapped_ -= count;
+  if (refused.empty()) {
+    pool_->keep({handles_.data() + first, count});
+    pool_->discharge(owner_, count);
+    pool_->count_unmapped(count);
+    return;
+  }
+  pool_->lose(count);
+  pool_->discharge(owner_, count);
+  throw ArenaError(refused);
+}
+
+// ---- claim ----------------------------------------------------------------------------------------------------------
+
+Claim::Claim(std::shared_ptr<detail::Pool> pool, std::string owner, std::size_t pages)
+    : pool_(std::move(pool)), owner_(std::move(owner)) {
+  pool_->charge(owner_, pages);
+  pages_ = pages;
+  pool_->shed();
+}
+
+Claim::~Claim() { pool_->discharge(owner_, pages_); }
+
+std::size_t Claim::pages() const {
+  const std::lock_guard lock(mutex_);
+  return pages_;
+}
+
+void Claim::resize(std::size_t pages) {
+  const std::lock_guard lock(mutex_);
+  if (pages > pages_) {
+    pool_->charge(owner_, pages - pages_);
+    pool_->shed();
+  } else {
+    pool_->discharge(owner_, pages_ - pages);
+  }
+  pages_ = pages;
+}
+
+}  // namespace harli

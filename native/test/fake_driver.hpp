@@ -1,0 +1,134 @@
+// The CUDA driver's virtual memory calls, played by the kernel: pages are pieces of an anonymous file. It keeps the
+// driver's rules (a mapping is of whole handles, access is granted apart, only whole mappings are unmapped) and refuses
+// on order.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <mutex>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "driver.hpp"
+
+namespace fake {
+
+using namespace harli::cuda;
+
+inline constexpr std::size_t kPage = 4096;
+inline constexpr Result kInvalid = 1;
+
+inline std::mutex mutex;
+inline int file = -1;
+inline AllocationHandle next_handle = 1;
+inline std::map<AllocationHandle, off_t> handles;
+inline std::map<Address, AllocationHandle> mappings;
+inline std::size_t physical_pages = 1 << 20;
+inline bool one_unmap_takes_a_run = true;
+// The n-th next call of a kind fails; below zero: none does.
+inline int fail_map = -1, fail_access = -1, fail_unmap = -1;
+
+inline bool due(int& countdown) { return countdown >= 0 && countdown-- == 0; }
+
+inline Result init(unsigned) { return kSuccess; }
+inline Result error_name(Result error, const char** name) {
+  *name = error == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_INVALID_VALUE";
+  return kSuccess;
+}
+inline Result error_string(Result error, const char** text) {
+  *text = error == kOutOfMemory ? "out of memory" : "invalid argument";
+  return kSuccess;
+}
+inline Result device_get(Device* device, int ordinal) {
+  *device = ordinal;
+  return kSuccess;
+}
+inline Result retain(Context* context, Device) {
+  *context = &file;
+  return kSuccess;
+}
+inline Result release_context(Device) { return kSuccess; }
+inline thread_local int depth = 0;
+inline Result push(Context) {
+  ++depth;
+  return kSuccess;
+}
+inline Result pop(Context*) {
+  --depth;
+  return kSuccess;
+}
+inline Result granularity(std::size_t* bytes, const AllocationProp* prop, int) {
+  *bytes = kPage;
+  return prop->type == kPinned && prop->location.type == kOnDevice ? kSuccess : kInvalid;
+}
+inline Result reserve(Address* address, std::size_t bytes, std::size_t, Address, unsigned long long) {
+  void* got = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  *address = reinterpret_cast<Address>(got);
+  return got == MAP_FAILED ? kOutOfMemory : kSuccess;
+}
+inline Result free_address(Address address, std::size_t bytes) {
+  const std::lock_guard lock(mutex);
+  const auto first = mappings.lower_bound(address);
+  if (first != mappings.end() && first->first < address + bytes) return kInvalid;
+  ::munmap(reinterpret_cast<void*>(address), bytes);
+  return kSuccess;
+}
+inline Result create(AllocationHandle* handle, std::size_t bytes, const AllocationProp*, unsigned long long) {
+  const std::lock_guard lock(mutex);
+  if (bytes != kPage) return kInvalid;
+  if (handles.size() >= physical_pages) return kOutOfMemory;
+  if (file < 0) file = ::memfd_create("fake-device", 0);
+  *handle = next_handle++;
+  const auto place = static_cast<off_t>(*handle * kPage);
+  if (::ftruncate(file, place + static_cast<off_t>(kPage)) != 0) return kOutOfMemory;
+  handles[*handle] = place;
+  return kSuccess;
+}
+inline Result release(AllocationHandle handle) {
+  const std::lock_guard lock(mutex);
+  const auto found = handles.find(handle);
+  if (found == handles.end()) return kInvalid;
+  ::fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, found->second, kPage);
+  handles.erase(found);
+  return kSuccess;
+}
+inline Result map(Address address, std::size_t bytes, std::size_t offset, AllocationHandle handle, unsigned long long) {
+  const std::lock_guard lock(mutex);
+  if (due(fail_map)) return kOutOfMemory;
+  if (bytes != kPage || offset != 0 || !handles.contains(handle) || mappings.contains(address)) return kInvalid;
+  mappings[address] = handle;
+  return kSuccess;
+}
+inline Result unmap(Address address, std::size_t bytes) {
+  const std::lock_guard lock(mutex);
+  if (due(fail_unmap)) return kInvalid;
+  if (bytes % kPage != 0 || (bytes != kPage && !one_unmap_takes_a_run)) return kInvalid;
+  for (std::size_t at = 0; at < bytes; at += kPage) {
+    if (!mappings.contains(address + at)) return kInvalid;
+  }
+  for (std::size_t at = 0; at < bytes; at += kPage) mappings.erase(address + at);
+  ::mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return kSuccess;
+}
+inline Result set_access(Address address, std::size_t bytes, const AccessDesc* access, std::size_t count) {
+  const std::lock_guard lock(mutex);
+  if (due(fail_access)) return kInvalid;
+  if (count != 1 || access->flags != kReadWrite) return kInvalid;
+  for (std::size_t at = 0; at < bytes; at += kPage) {
+    const auto found = mappings.find(address + at);
+    if (found == mappings.end()) return kInvalid;
+    ::mmap(reinterpret_cast<void*>(address + at), kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file,
+           handles.at(found->second));
+  }
+  return kSuccess;
+}
+
+inline const Driver driver{
+    init,        error_name, error_string, device_get, retain, release_context, push, pop,
+    granularity, reserve,    free_address, create,     release, map,            unmap, set_access,
+};
+
+}  // namespace fake
