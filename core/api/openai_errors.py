@@ -7,21 +7,25 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from core.api.openai_schemas import Error, ErrorBody
+from core.api.openai_schemas import OpenAIError, OpenAIErrorBody
 
 PREFIX = "/v1/"
 # What cannot be carried out as it stands is 400 there; a client takes 409 for something that will pass by itself.
 _STATUS = {409: 400, 422: 400}
 _PLACES = 3
+# For the routes' OpenAPI.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": OpenAIErrorBody} for status in (400, 401, 403, 404, 413, 429, 503)
+}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-def body(status: int, code: str | None, message: str, param: str | None = None) -> ErrorBody:
+def body(status: int, code: str | None, message: str, param: str | None = None) -> OpenAIErrorBody:
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return ErrorBody(error=Error(message=message, type=kind, param=param, code=code))
+    return OpenAIErrorBody(error=OpenAIError(message=message, type=kind, param=param, code=code))
 
 
-def translated(status: int, content: bytes) -> tuple[int, ErrorBody]:
+def translated(status: int, content: bytes) -> tuple[int, OpenAIErrorBody]:
     """(status, body) as OpenAI's API would answer, of an answer of ours or of the engine's."""
     try:
         found: Any = json.loads(content)

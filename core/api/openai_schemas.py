@@ -29,15 +29,15 @@ def listed(items: list[T], has_more: bool) -> Listed[T]:
     return Listed(data=items, has_more=has_more, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None)
 
 
-class Error(BaseModel):
+class OpenAIError(BaseModel):
     message: str
     type: str
     param: str | None = None
     code: str | None = None
 
 
-class ErrorBody(BaseModel):
-    error: Error
+class OpenAIErrorBody(BaseModel):
+    error: OpenAIError
 
 
 class Deleted(BaseModel):
@@ -125,7 +125,7 @@ class FineTuningJob(BaseModel):
     result_files: list[str] = []
     integrations: list[Any] = []
     metadata: dict[str, str] | None = None
-    error: Error | None = None
+    error: OpenAIError | None = None
 
 
 class FineTuningEvent(BaseModel):

@@ -15,7 +15,6 @@ from core.api import schemas
 from core.api.names import name_of
 from core.api.openai_schemas import (
     CheckpointMetrics,
-    Error,
     FineTuningCheckpoint,
     FineTuningCreate,
     FineTuningEvent,
@@ -23,10 +22,11 @@ from core.api.openai_schemas import (
     Hyperparameters,
     Listed,
     Method,
+    OpenAIError,
     Supervised,
     listed,
 )
-from core.control import datasets, engines, jobs, pages
+from core.control import datasets, engines, jobs, outlook, pages
 from core.control.context import Control
 from core.control.openai_files import RESULTS
 from core.errors import HarliError, Invalid, NotFound, Unavailable
@@ -175,7 +175,9 @@ def served_model(control: Control, session: Session) -> str:
 
 def get(control: Control, job_id: str) -> FineTuningJob:
     with _in_openais_terms():
-        return _views(control, [jobs.get(control, job_id)])[0]
+        found = _views(control, [jobs.get(control, job_id)])[0]
+        eta = outlook.of(control, job_id).eta if found.status in ("queued", "running") else None
+    return found.model_copy(update={"estimated_finish": _seconds(eta) if eta is not None else None})
 
 
 def page(control: Control, limit: int, after: str | None) -> Listed[FineTuningJob]:
@@ -236,7 +238,7 @@ def _view(control: Control, job: schemas.Job, asked: FineTuningCreate | None) ->
         finished_at=_seconds(job.ended_at) if job.ended_at is not None else None,
         model=model,
         fine_tuned_model=job.adapter_name if job.state == "succeeded" else None,
-        organization_id=control.principal.tenant,
+        organization_id=job.tenant,
         status=_STATUS[job.state],
         training_file=job.dataset_id,
         hyperparameters=used,
@@ -249,10 +251,10 @@ def _view(control: Control, job: schemas.Job, asked: FineTuningCreate | None) ->
     )
 
 
-def _error(job: schemas.Job) -> Error | None:
+def _error(job: schemas.Job) -> OpenAIError | None:
     if job.error is None:
         return None
-    return Error(message=job.error.message, type="job_error", param=job.error.param, code=job.error.code)
+    return OpenAIError(message=job.error.message, type="job_error", param=job.error.param, code=job.error.code)
 
 
 def _seconds(moment: datetime) -> int:

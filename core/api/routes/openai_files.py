@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from core.api import upload
+from core.api import openai_errors, upload
 from core.api.depends import ControlDep, Name
-from core.api.openai_schemas import Deleted, ErrorBody, File, Listed
+from core.api.openai_schemas import Deleted, File, Listed
 from core.control import openai_files as files
 from core.errors import Invalid
 
-router = APIRouter(prefix="/v1/files", tags=["OpenAI-compatible"], responses={400: {"model": ErrorBody}})
+router = APIRouter(prefix="/v1/files", tags=["OpenAI-compatible"], responses=openai_errors.RESPONSES)
 
 
 @router.get("", summary="List files")

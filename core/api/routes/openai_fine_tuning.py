@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
 
+from core.api import openai_errors
 from core.api.depends import ControlDep, Name
 from core.api.openai_schemas import (
-    ErrorBody,
     FineTuningCheckpoint,
     FineTuningCreate,
     FineTuningEvent,
@@ -17,7 +17,7 @@ from core.api.openai_schemas import (
 )
 from core.control import openai_jobs as jobs
 
-router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["OpenAI-compatible"], responses={400: {"model": ErrorBody}})
+router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["OpenAI-compatible"], responses=openai_errors.RESPONSES)
 Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(max_length=120, description="id of the last one of the page before")]
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 
-from core.api import proxy
+from core.api import openai_errors, proxy
 from core.api.depends import ControlDep
-from core.api.openai_schemas import Deleted, ErrorBody, Listed, Model
+from core.api.openai_schemas import Deleted, Listed, Model
 from core.control import openai_models as models
 
-router = APIRouter(prefix="/v1", tags=["OpenAI-compatible"], responses={400: {"model": ErrorBody}})
+router = APIRouter(prefix="/v1", tags=["OpenAI-compatible"], responses=openai_errors.RESPONSES)
 ModelName = Annotated[str, Path(max_length=200)]
 
 
