@@ -1,7 +1,16 @@
-"""The command `harli`.
+"""Serve a model and finetune adapters on the same engine.
 
-`up`, `serve` and `doctor` work on this machine; every other command is a client of the API at HARLI_HOST and
-HARLI_API_PORT. Exit status: 0 done, 1 an error (``error: MESSAGE [CODE]`` on standard error) or a watched job that did
+\b
+A first session:
+  harli up                            # in a terminal of its own; prints the console's address
+  harli submit --dataset rows.jsonl --adapter support-bot --watch
+  harli chat --model support-bot
+
+`up`, `down`, `serve` and `doctor` work on this machine; every other command is a client of the API at HARLI_HOST and
+HARLI_API_PORT, and shows it HARLI_TOKEN, or on the API's own machine the local admin's token. Every command takes
+--help, which has examples, and almost all take --json.
+
+Exit status: 0 done, 1 an error (``error: MESSAGE [CODE]`` on standard error) or a watched job that did
 not succeed, 2 wrong usage, 130 interrupted.
 """
 
@@ -40,7 +49,10 @@ if TYPE_CHECKING:
 
 
 class Commands(TyperGroup):
-    """Prints the errors that a caller can act on, without a traceback."""
+    """Prints the errors that a caller can act on, without a traceback; lists the commands of a first day first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=cli_examples.place)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -52,7 +64,10 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, help=__doc__, rich_markup_mode=None)
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, add_completion=False, help=__doc__, rich_markup_mode=None,
+    context_settings={"max_content_width": 120},
+)  # fmt: skip
 jobs = typer.Typer(invoke_without_command=True)
 targets = typer.Typer(invoke_without_command=True)
 datasets = typer.Typer(invoke_without_command=True)
@@ -113,7 +128,7 @@ def up(
 
 @app.command()
 def down() -> None:
-    """Stop the `harli up` of this data directory, wherever it was started; a running job writes a checkpoint first."""
+    """Stop the `harli up` of this data directory. A running job writes a checkpoint first."""
     from core import supervise
 
     supervise.down(settings().data_dir)
