@@ -12,7 +12,7 @@ from typing import Any
 import streamlit as st
 
 from app.ui.theme import Colours
-from core.api.schemas import JobMetric, TelemetryPoint
+from core.api.schemas import FrontierPoint, JobMetric, TelemetryPoint
 
 Option = dict[str, Any]
 Pick = Callable[[TelemetryPoint], float | None]
@@ -127,6 +127,68 @@ def kv_cache(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -
     return _option(series, _window(points, seconds), "%", 1, min=0, max=100, interval=25)
 
 
+def frontier(
+    points: Sequence[FrontierPoint],
+    palette: Colours,
+    *,
+    chosen_ms: float | None,
+    now: FrontierPoint | None,
+    measured: tuple[float, float] | None,
+) -> Option:
+    """Finetune tokens/s against the ITL target: the simulated points, what was chosen, the target in force as simulated
+    and (ms, tokens/s) as measured."""
+    line = [[point.target_ms, round(point.finetune_tokens_s, 2)] for point in points]
+    series = [_line("simulated", palette.finetune, line, showSymbol=True, symbol="circle", symbolSize=6)]
+    if now is not None:
+        spot = [[now.target_ms, round(now.finetune_tokens_s, 2)]]
+        series.append(_spot("target in force, simulated", palette.target, spot, "circle"))
+    if measured is not None:
+        series.append(_spot("last minute, measured", palette.decode, [list(measured)], "diamond"))
+    if chosen_ms is not None:
+        top = max([y for _, y in line] + ([measured[1]] if measured else []) + [1.0])
+        dashed = {"lineStyle": {"width": 1.4, "type": "dashed"}, "tooltip": {"show": False}}
+        series.append(_line(f"{chosen_ms:,.0f} ms", palette.stall, [[chosen_ms, 0.0], [chosen_ms, top]], **dashed))
+    option = _option(series, {"type": "value", "scale": True, "name": "", "splitNumber": 6}, "tokens/s", 1, min=0)
+    option["xAxis"]["axisLabel"] = {"formatter": "{value} ms"}
+    option["tooltip"]["trigger"] = "item"
+    return option
+
+
+def _spot(name: str, colour: str, data: Sequence[Sequence[float]], symbol: str) -> Option:
+    return {"name": name, "type": "scatter", "data": data, "color": colour, "symbol": symbol, "symbolSize": 13}
+
+
+def past(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Option:
+    """Target and ITL p99 (left, ms), finetune tokens/s (right), and where the guard held finetuning back."""
+    series = [
+        _line("finetune", palette.finetune, _times(points, lambda point: point.finetune_tokens_s), yAxisIndex=1,
+              areaStyle={"opacity": 0.12}, lineStyle={"width": 1}),
+        _line("ITL p99", palette.decode, _times(points, lambda point: point.itl_p99_ms)),
+        _line("target", palette.target, _times(points, lambda point: point.target_ms), step="end",
+              lineStyle={"width": 1.4, "type": "dashed"}),
+    ]  # fmt: skip
+    held: list[list[Option]] = [
+        [{"xAxis": round(point.time.timestamp() * 1000)},
+         {"xAxis": round((point.time.timestamp() + point.interval_s) * 1000)}]
+        for point in points if point.guarded_share > 0
+    ]  # fmt: skip
+    if held:
+        series.append(
+            {
+                "name": "guard", "type": "line", "data": [], "color": palette.stall,
+                "markArea": {"silent": True, "itemStyle": {"color": palette.stall, "opacity": 0.22}, "data": held},
+            }  # fmt: skip
+        )
+    option = _option(series, _window(points, seconds), "", 1)
+    option["grid"]["right"] = 4
+    option["yAxis"] = [
+        {"type": "value", "splitNumber": 4, "min": 0, "axisLabel": {"formatter": "{value} ms"}},
+        {"type": "value", "splitNumber": 4, "min": 0, "splitLine": {"show": False},
+         "axisLabel": {"formatter": "{value} tok/s"}},
+    ]  # fmt: skip
+    return option
+
+
 def smoothed(values: Sequence[float], steps: int = _SMOOTHING_STEPS) -> list[float]:
     """Exponential moving average over about `steps` values, without the start's bias towards zero."""
     decay = 1 - 1 / steps
@@ -163,6 +225,21 @@ def loss(metrics: Sequence[JobMetric], total_steps: int | None, palette: Colours
     if held_out:
         series.append(_line("evaluation", palette.decode, held_out, showSymbol=True, symbol="circle", symbolSize=6))
     return _option(series, _steps(total_steps), "", 3, scale=True)
+
+
+def losses(jobs: Sequence[tuple[str, Sequence[JobMetric]]], palette: Colours, *, held_out: bool) -> Option:
+    """Several jobs' losses by step: moving averages of training, or what the evaluations were."""
+    colours = (palette.finetune, palette.decode, palette.target, palette.stall, *palette.segments)
+    series = []
+    for number, (name, metrics) in enumerate(jobs):
+        picked = [(m.step, m.eval_loss if held_out else m.loss) for m in metrics]
+        pairs = [(step, value) for step, value in picked if value is not None]
+        values = [value for _, value in pairs] if held_out else smoothed([value for _, value in pairs])
+        data: list[list[float | None]] = [
+            [step, round(value, 5)] for (step, _), value in zip(pairs, values, strict=True)
+        ]
+        series.append(_line(name, colours[number % len(colours)], thinned(data), showSymbol=held_out))
+    return _option(series, _steps(None), "", 3, scale=True)
 
 
 def gradient_norm(metrics: Sequence[JobMetric], total_steps: int | None, palette: Colours) -> Option:

@@ -82,38 +82,44 @@ def _telemetry(token: str | None, seconds: int) -> list[TelemetryPoint]:
     return client().telemetry(seconds)
 
 
-@st.cache_resource(show_spinner=False)
-def _frontiers() -> Background[Frontier]:
+@st.cache_resource(show_spinner=False, max_entries=64)
+def _frontiers(token: str | None) -> Background[Frontier]:
     return Background(fresh_s=4.0)
 
 
-@st.cache_resource(show_spinner=False)
-def _examinations() -> Background[Doctor]:
+@st.cache_resource(show_spinner=False, max_entries=64)
+def _examinations(token: str | None) -> Background[Doctor]:
     return Background(fresh_s=60.0)
 
 
 def frontier() -> Answer[Frontier]:
     """The frontier at the present load as it was asked for last, by whichever tab; it is asked for anew when that was
     some seconds ago."""
-    asker = client()
-    return _frontiers().look(asker.frontier)
+    return _frontiers(signed_in_with()).look(client().frontier)
 
 
 def doctor() -> Answer[Doctor]:
     """The report of `harli doctor`, of the last minute."""
-    asker = client()
-    return _examinations().look(asker.doctor)
+    return _examinations(signed_in_with()).look(client().doctor)
 
 
-@st.cache_data(ttl=REFRESH_S * 0.9, show_spinner=False, max_entries=16)
 def parts() -> list[Part]:
     """The supervised processes with the memory of each."""
+    return _parts(signed_in_with())
+
+
+@st.cache_data(ttl=REFRESH_S * 0.9, show_spinner=False, max_entries=64)
+def _parts(token: str | None) -> list[Part]:
     return list(client().parts())
 
 
-@st.cache_data(ttl=2 * REFRESH_S, show_spinner=False, max_entries=16)
 def notices(*codes: str) -> list[Notice]:
     """The last notices of these codes, newest first."""
+    return _notices(signed_in_with(), codes)
+
+
+@st.cache_data(ttl=2 * REFRESH_S, show_spinner=False, max_entries=64)
+def _notices(token: str | None, codes: tuple[str, ...]) -> list[Notice]:
     return client().notices(codes, limit=50).items
 
 

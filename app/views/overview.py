@@ -9,22 +9,23 @@ from app.ui.data import REFRESH_S, client, live, telemetry
 from app.ui.page import heading, reading, teach
 from app.ui.states import PART_TONES, badge, job_tone, progress_cell
 from app.ui.table import Cell, Column, Row, Tone, cell, table
-from app.ui.text import ms, number, percent, plain
+from app.ui.text import ms, number, percent, plain, when
 from app.ui.theme import Colours, colours
 from app.ui.tiles import BarPart, Tile, tiles
-from core.api.schemas import Job, Live, Notice, Part, TargetBody, TelemetryPoint
+from core.api.schemas import Job, Live, Notice, Part, TargetInForce, TelemetryPoint
 
 _WINDOWS = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600}
 _JOBS_SHOWN = 4
 _ACTIVE = ("running", "starting", "saving", "queued")
 
 
-def tightest(now: Live, kind: str) -> TargetBody | None:
-    """The target of the kind with the fewest ms."""
-    return min((target for target in now.targets.targets if target.kind == kind), key=lambda t: t.ms, default=None)
+def tightest(now: Live, kind: str) -> TargetInForce | None:
+    """The target of the kind with the fewest ms, of those in force for everyone."""
+    of_kind = (target for target in now.targets.in_force if target.kind == kind and not target.tenant)
+    return min(of_kind, key=lambda target: target.ms, default=None)
 
 
-def figures(minute: TelemetryPoint, second: TelemetryPoint, target: TargetBody | None) -> list[Tile]:
+def figures(minute: TelemetryPoint, second: TelemetryPoint, target: TargetInForce | None) -> list[Tile]:
     """The strip of figures: of the last minute, but batch and KV cache, which are of this second."""
     p99, attained = minute.itl_p99_ms, minute.attainment
     kv_share = second.kv_used / second.kv_total if second.kv_total else 0.0
@@ -93,7 +94,14 @@ def show_plan(second: TelemetryPoint) -> None:
 
 
 def show_alerts(now: Live) -> None:
-    """What is wrong with the engine or another part, and what becomes of it."""
+    """What is wrong: alerts that fire, the engine or another part that is away, the guard while it acts."""
+    for alert in now.alerts:
+        if alert.state == "firing":
+            box = st.error if alert.severity == "critical" else st.warning
+            box(
+                f"**Alert {plain(alert.rule)}** since {when(alert.fired_at)}: {plain(alert.message)}",
+                icon=":material/notifications_active:",
+            )
     if now.engine.state == "lost":
         st.error(
             "**The engine fell silent.** Its job is resumed from the last checkpoint when it is back; `harli doctor` "
@@ -107,6 +115,9 @@ def show_alerts(now: Live) -> None:
                 f"**{part.name} crashed and {doing}** (restarted {part.restarts} times). {plain(part.message)}",
                 icon=":material/warning:",
             )
+    guard = next((notice for notice in reversed(now.engine.notices) if notice.code.startswith("guard")), None)
+    if guard is not None and guard.code == "guard":
+        st.warning(f"**The guard acts**, since {when(guard.time)}: {plain(guard.message)}", icon=":material/shield:")
 
 
 def show_notices(notices: list[Notice]) -> None:

@@ -1,4 +1,5 @@
-"""Targets: the latency that every decode step keeps, changed while everything runs."""
+"""Targets: the latency that every decode step keeps, changed while everything runs; what each would give finetuning;
+those of tenants and of the week; and what the guard did about it."""
 
 from __future__ import annotations
 
@@ -6,13 +7,18 @@ from typing import Any, Literal
 
 import streamlit as st
 
-from app.ui.data import REFRESH_S, client, forget, live
+from app.ui import charts, target_form
+from app.ui import frontier as reading_off
+from app.ui.data import REFRESH_S, client, forget, frontier, live, notices, telemetry
 from app.ui.page import Fault, elsewhere, heading, reading, show_fault
 from app.ui.states import badge
-from app.ui.text import ms, number, plain, when
+from app.ui.table import Cell, Column, Row, Tone, cell, table
+from app.ui.text import ms, number, percent, plain, when
+from app.ui.theme import colours
 from app.ui.tiles import Tile, tiles
-from core.api.schemas import Engine, Live, TargetBody, Targets, TelemetryPoint
+from core.api.schemas import Engine, Frontier, Live, Notice, TargetBody, TargetInForce, Targets, TelemetryPoint
 from core.errors import HarliError
+from core.target_text import window_text
 
 Kind = Literal["itl", "tpot", "ttft"]
 _KINDS: dict[Kind, tuple[str, str]] = {
@@ -24,11 +30,15 @@ _PERCENTILES = [50.0, 90.0, 95.0, 99.0, 99.9]
 _READ = "_targets_read"
 _STORED = "_targets_stored"
 _FAULT = "_targets_fault"
+_HOUR_S = 3600
+_TOLD = ("guard", "guard_lifted", "targets")
+_PICKED = "_frontier_picked"
 
 
 def first_of(targets: list[TargetBody], kind: Kind) -> TargetBody | None:
-    """The target that the form edits; further ones of a kind come over the API and are kept as they are."""
-    return next((target for target in targets if target.kind == kind), None)
+    """The target that the form edits: the first one of the kind that is everyone's and always counts. All others have
+    lines of their own below."""
+    return next((target for target in targets if target.kind == kind and not target.tenant and not target.windows), None)
 
 
 def further(targets: list[TargetBody]) -> list[TargetBody]:
@@ -36,9 +46,13 @@ def further(targets: list[TargetBody]) -> list[TargetBody]:
 
 
 def in_words(targets: list[TargetBody]) -> str:
-    """``ITL p99 ≤ 96 ms, TTFT p99 ≤ 900 ms``."""
-    parts = [f"{_KINDS[t.kind][0]} p{t.quantile * 100:g} ≤ {number(t.ms, 1)} ms" for t in targets]
-    return ", ".join(parts) or "no target"
+    """``ITL p99 ≤ 96 ms, TTFT p99 ≤ 900 ms for acme``."""
+    return ", ".join(map(words_of, targets)) or "no target"
+
+
+def words_of(target: TargetBody | TargetInForce) -> str:
+    whose = f" for {target.tenant}" if target.tenant else ""
+    return f"{_KINDS[target.kind][0]} p{target.quantile * 100:g} ≤ {number(target.ms, 1)} ms{whose}"
 
 
 def load(targets: Targets) -> None:
@@ -124,7 +138,7 @@ def explain(stored: Targets, engine: Engine) -> str:
     return "No target is set: finetuning takes what it can get."
 
 
-def present(minute: TelemetryPoint, targets: list[TargetBody]) -> list[Tile]:
+def present(minute: TelemetryPoint, targets: list[TargetInForce]) -> list[Tile]:
     """The last minute's percentiles beside their targets."""
     figures: dict[Kind, tuple[float | None, float | None]] = {
         "itl": (minute.itl_p50_ms, minute.itl_p99_ms),
@@ -133,7 +147,8 @@ def present(minute: TelemetryPoint, targets: list[TargetBody]) -> list[Tile]:
     }
     strip = []
     for kind, (p50, p99) in figures.items():
-        target = first_of(targets, kind)
+        of_kind = [target for target in targets if target.kind == kind and not target.tenant]
+        target = min(of_kind, key=lambda one: one.ms, default=None)
         comparable = target is not None and target.quantile == 0.99 and p99 is not None
         tone: Literal["", "good", "bad"] = ""
         if comparable and target is not None and p99 is not None:
@@ -153,7 +168,7 @@ def show_present() -> None:
     read: Targets = st.session_state[_READ]
     st.markdown(f"{standing(now.targets, now.engine)} {plain(explain(now.targets, now.engine))}")
     if now.window is not None:
-        tiles(present(now.window, now.targets.targets), key="present", columns=5)
+        tiles(present(now.window, now.targets.in_force), key="present", columns=5)
     if now.targets.version > read.version:
         show_conflict(now.targets, read)
 
@@ -176,12 +191,181 @@ def show_form() -> None:
             "Percentile", percentiles, percentiles.index(percentile_of(target)), format_func=lambda p: f"p{p:g}",
             key=f"{kind}_percentile", bind="query-params", disabled=not on,
         )  # fmt: skip
-    kept = further(read.targets)
-    if kept:
-        st.caption(f"Also in force, set over the API and kept: {plain(in_words(kept))}.")
-    st.button("Apply", type="primary", icon=":material/bolt:", key="apply_targets", on_click=save, args=(read.version,))
+    st.button(
+        "Apply", type="primary", icon=":material/bolt:", key="apply_targets", on_click=save, args=(read.version,),
+        shortcut="Ctrl+Enter",
+    )  # fmt: skip
     if st.session_state.get(_FAULT):
         show_fault(st.session_state[_FAULT])
+
+
+def replace(targets: list[TargetBody], version: int) -> None:
+    """Store these targets over `version`."""
+    st.session_state[_FAULT] = None
+    try:
+        st.session_state[_STORED] = client().set_targets(targets, version)
+    except HarliError as error:
+        st.session_state[_FAULT] = Fault("Changing the targets", error)
+    finally:
+        forget()
+
+
+def counts_now(target: TargetBody, in_force: list[TargetInForce]) -> Cell:
+    """Whether a target is among those in force, and why it is or is not."""
+    key = (target.kind, target.ms, target.quantile, target.tenant)
+    for one in in_force:
+        if (one.kind, one.ms, one.quantile, one.tenant) == key:
+            until = f"{one.reason}, until {when(one.until)}" if one.until else one.reason
+            return Cell("in force", until, "good")
+    return Cell("not now", "its windows are closed, or another one goes before it", "idle")
+
+
+@st.fragment(run_every="5s")
+def list_further() -> None:
+    """Targets of tenants and by the week: what each is, whether it counts at this moment and why."""
+    read: Targets = st.session_state[_READ]
+    kept = further(read.targets)
+    if kept:
+        with reading("the targets"):
+            in_force = live().targets.in_force
+        columns = [Column("Target"), Column("Of"), Column("When", wide=True), Column("Now", "badge")]
+        rows = [
+            Row(
+                str(index),
+                (
+                    cell(f"{_KINDS[target.kind][0]} p{target.quantile * 100:g} ≤ {number(target.ms, 1)} ms"),
+                    cell(target.tenant or "everyone"),
+                    cell("; ".join(window_text(window) for window in target.windows) or "always"),
+                    counts_now(target, in_force),
+                ),
+            )
+            for index, target in enumerate(kept)
+        ]
+        table(columns, rows, key="further", openable=False)
+    else:
+        st.caption(
+            "None. A target of a tenant counts for the requests that use the tenant's adapters, in place of everyone's "
+            "of that kind; one with windows counts in that part of the week, in place of the one that always counts. A "
+            "decode step obeys the tightest that applies to a request in it."
+        )
+
+
+def change_further() -> None:
+    """Add a target that the form above does not know, or remove one."""
+    read: Targets = st.session_state[_READ]
+    kept = further(read.targets)
+    with st.container(horizontal=True):
+        with st.popover("Add a target", icon=":material/add:", key="add_target"):
+            made = target_form.draw(tenants())
+            if made is not None:
+                st.button(
+                    "Add", type="primary", key="add_target_now", on_click=replace,
+                    args=([*read.targets, made], read.version),
+                )  # fmt: skip
+        if kept:
+            with st.popover("Remove one", icon=":material/delete:", key="remove_target"):
+                for index, target in enumerate(kept):
+                    rest = [other for other in read.targets if other is not target]
+                    st.button(
+                        f"Remove {words_of(target)}", key=f"remove_target_{index}", on_click=replace,
+                        args=(rest, read.version),
+                    )  # fmt: skip
+
+
+def tenants() -> list[str]:
+    """The tenants that a target can be of: those whose adapters there are, and those with a target already."""
+    with reading("the adapters"):
+        owners = {adapter.tenant for adapter in client().adapters(500).items}
+    read: Targets = st.session_state[_READ]
+    return sorted(owners | {target.tenant for target in read.targets if target.tenant})
+
+
+def pick(value: float) -> None:
+    """Put a target that was read off the frontier into the form."""
+    st.session_state["itl_on"] = True
+    st.session_state["itl_ms"] = round(value, 1)
+    st.session_state[_PICKED] = round(value, 1)
+
+
+def promise(found: Frontier, value: float) -> list[Tile]:
+    """What a target would give, in figures."""
+    there = reading_off.at(found.points, value)
+    now = found.now
+    gain = ""
+    if now is not None and now.finetune_tokens_s > 0:
+        gain = f"{number(100 * (there.finetune_tokens_s / now.finetune_tokens_s - 1), 0)} % against the target in force"
+    return [
+        Tile("Finetune would get", number(there.finetune_tokens_s, 1), "tokens/s", gain, help="At the present load"),
+        Tile("Of the whole device", percent(there.exclusive_share, 1), "%", "of finetuning without decode"),
+        Tile("ITL would be", ms(there.itl_p50_ms), "ms p50", f"p99 {ms(there.itl_p99_ms)} ms"),
+        Tile("Attained", percent(there.attainment, 2), "%", f"in layout {there.layout}"),
+    ]
+
+
+@st.fragment(run_every="5s")
+def show_frontier() -> None:
+    """What each ITL target would give finetuning at the load of this moment."""
+    st.markdown("**What a target would give**")
+    answer = frontier()
+    found = answer.value
+    if found is None:
+        if answer.error is not None:
+            show_fault(Fault("Asking the simulator", answer.error))
+        else:
+            st.caption("The simulator is asked about the present load; its first answer takes some seconds.")
+        return
+    if found.missing is not None or not found.points:
+        st.caption(f"No figures: {plain(found.missing or 'the simulator gave none')}.")
+        return
+    low, high = found.points[0].target_ms, found.points[-1].target_ms
+    start = found.now.target_ms if found.now is not None else (low + high) / 2
+    value = st.slider(
+        "ITL target, ms", low, high, min(max(start, low), high), format="%.1f", key="frontier_ms",
+        help="Move it to read what finetuning would get; nothing changes until it is applied below.",
+    )  # fmt: skip
+    tiles(promise(found, value), key="promise", columns=4)
+    with reading("the live figures"):
+        now = live()
+    measured = None
+    if found.now is not None and now.window is not None and now.jobs.get("running"):
+        measured = (found.now.target_ms, round(now.window.finetune_tokens_s, 2))
+    option = charts.frontier(found.points, colours(), chosen_ms=value, now=found.now, measured=measured)
+    basis = {"profile": "this machine's profile", "learnt": "what the engine has measured of itself"}
+    note = f"simulated with {found.policy}, {number(found.batch)} requests, from {basis.get(found.source, '')}"
+    charts.chart("Finetune throughput against the target", option, key="frontier_chart", height=240, note=note)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button("Take it into the form", key="take_target", icon=":material/south:", on_click=pick, args=(value,))
+        for told in found.notes:
+            st.caption(plain(told))
+    if st.session_state.pop(_PICKED, None) is not None:
+        st.rerun()
+
+
+@st.fragment(run_every="10s")
+def show_past() -> None:
+    """The past hour, and what the guard and the schedule did in it."""
+    with reading("the past hour"):
+        points = telemetry(_HOUR_S)
+        told = notices(*_TOLD)
+    option = charts.past(points, _HOUR_S, colours())
+    charts.chart("The past hour", option, key="past", height=240, note="shaded: the guard held finetuning back")
+    st.markdown("**What the guard and the schedule did**")
+    if not told:
+        st.caption(
+            "Nothing yet. When gaps pass the target four times in twenty steps, the guard stops finetuning whatever the "
+            "policy plans; its reason then stands here, and so does every change of the targets in force."
+        )
+        return
+    columns = [Column("What", "badge"), Column("Why"), Column("When", "time")]
+    table(columns, [told_row(notice) for notice in told[:15]], key="told", openable=False)
+
+
+def told_row(notice: Notice) -> Row:
+    names: dict[str, tuple[str, Tone]] = {
+        "guard": ("guard acts", "warn"), "guard_lifted": ("guard lets go", "good"), "targets": ("targets", "busy"),
+    }  # fmt: skip
+    name, tone = names[notice.code]
+    return Row(str(notice.id), (Cell(name, tone=tone), cell(notice.message), cell(notice.time)))
 
 
 heading("Targets", "Decode steps are planned so that the tightest target holds; the rest is finetuning's.")
@@ -191,11 +375,21 @@ if _READ not in st.session_state:
 if _STORED in st.session_state:
     load(st.session_state.pop(_STORED))
 show_present()
-with st.container(border=True):
+left, right = st.columns(2, gap="medium")
+with left, st.container(border=True):
     show_form()
+with right, st.container(border=True):
+    show_frontier()
+with st.container(border=True):
+    st.markdown("**Targets of tenants, and by the week**")
+    list_further()
+    change_further()
+show_past()
 with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
     elsewhere(
-        "harli targets show\nharli targets set itl=80 ttft=2000@0.95",
-        "curl {api}/api/targets\ncurl -X PUT {api}/api/targets -H 'content-type: application/json' \\\n"
+        "harli targets show\nharli targets set itl=80 acme/itl=60 'itl=150 sat,sun Europe/Berlin'\n"
+        "harli targets frontier\nharli notices --code guard",
+        "curl {api}/api/targets\ncurl {api}/api/frontier\n"
+        "curl -X PUT {api}/api/targets -H 'content-type: application/json' \\\n"
         '  -d \'{"version": 1, "targets": [{"kind": "itl", "ms": 80}]}\'',
     )

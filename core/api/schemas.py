@@ -471,6 +471,28 @@ class Part(BaseModel):
     memory_bytes: int | None = Field(None, description="resident memory of the part and its children, when it runs here")
 
 
+class MemoryOwner(BaseModel):
+    """What one owner (the KV cache, a job) has of the arena, and the most it ever had; bytes."""
+
+    name: str
+    bytes: int
+    high_water_bytes: int
+
+
+class Memory(BaseModel):
+    """The arena that KV cache and finetuning share. `kept_bytes`: free, and ready to be mapped; `kv_tokens`: slots that
+    requests may hold now, of `kv_most_tokens`."""
+
+    page_bytes: int
+    capacity_bytes: int
+    used_bytes: int
+    high_water_bytes: int
+    kept_bytes: int
+    kv_tokens: int
+    kv_most_tokens: int
+    owners: list[MemoryOwner] = []
+
+
 class TelemetryPoint(BaseModel):
     """One second (or, further back, one aggregate). Percentiles are of the raw values of the interval; None without
     any."""
@@ -501,6 +523,7 @@ class TelemetryPoint(BaseModel):
     plan_beside: float = 0.0
     plan_reason: str = ""
     paused_reason: str | None = None
+    memory: Memory | None = Field(None, description="None: KV cache and finetuning have memory of their own")
     target_ms: float | None = Field(None, description="the tightest ITL target of everyone, at the end")
     guard_pauses: int = 0
     guarded_share: float = Field(0.0, description="share of the time in which the guard held finetuning back")
@@ -553,8 +576,8 @@ class AlertRuleBody(Body):
     metric: AlertMetric
     comparison: Literal["above", "below"]
     threshold: float = Field(allow_inf_nan=False)
-    window_s: float = Field(60, ge=5, le=600)
-    for_s: float = Field(60, ge=0, le=86_400)
+    window_s: float = Field(60.0, ge=5, le=600)
+    for_s: float = Field(60.0, ge=0, le=86_400)
     severity: Literal["info", "warning", "critical"] = "warning"
     enabled: bool = True
 

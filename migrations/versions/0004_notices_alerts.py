@@ -14,9 +14,9 @@ branch_labels = None
 depends_on = None
 
 _FIRST_RULES = [
-    ("engine-down", "engine_ready", "below", 1.0, 0.0, 30.0, "critical"),
+    ("engine-down", "engine_ready", "below", 1.0, 60.0, 30.0, "critical"),
     ("attainment", "attainment", "below", 0.99, 300.0, 120.0, "warning"),
-    ("waiting-jobs", "longest_wait_s", "above", 3600.0, 0.0, 60.0, "warning"),
+    ("waiting-jobs", "longest_wait_s", "above", 3600.0, 60.0, 60.0, "warning"),
 ]
 
 

@@ -6,6 +6,7 @@ For tests of what the console shows and does; what an engine really does is test
 from __future__ import annotations
 
 import math
+import queue
 import threading
 import time
 import uuid
@@ -42,8 +43,17 @@ class Peer:
         self._targets_version = 0
         self._job: StartJob | None = None
         self._step = 0
+        self._said: queue.SimpleQueue[FromEngine] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="peer", daemon=True)
+
+    @property
+    def engine_id(self) -> str:
+        return self._id
+
+    def say(self, message: FromEngine) -> None:
+        """Have this sent by the thread that owns the link."""
+        self._said.put(message)
 
     def __enter__(self) -> Peer:
         self._thread.start()
@@ -63,6 +73,8 @@ class Peer:
                 message = end.receive(20)
                 if message is not None:
                     self._obey(end, message)
+                while not self._said.empty():
+                    self._send(end, self._said.get())
                 if time.monotonic() >= next_report:
                     next_report = time.monotonic() + _REPORT_S
                     end.send(self._telemetry())

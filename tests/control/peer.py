@@ -9,7 +9,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
-from core.link.messages import EngineNotice, Goodbye, Hello, JobUpdate, PlanView, Stopping, Telemetry, ToEngine
+from core.link.messages import EngineNotice, Goodbye, Hello, JobUpdate, Learnt, PlanView, Stopping, Telemetry, ToEngine
 from core.link.transport import EngineEnd
 
 M = TypeVar("M")
@@ -68,6 +68,9 @@ class EnginePeer:
 
     def stopping(self) -> None:
         self._end.send(Stopping(engine_id=self.engine_id))
+
+    def learnt(self, **fields: Any) -> None:
+        self._end.send(Learnt(engine_id=self.engine_id, time=time.time(), **fields))
 
     def goodbye(self) -> None:
         self._end.send(Goodbye(engine_id=self.engine_id))

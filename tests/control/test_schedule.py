@@ -81,7 +81,7 @@ def test_days_are_told_in_runs() -> None:
 
 
 def test_a_zone_that_does_not_exist_is_named() -> None:
-    with pytest.raises(Invalid, match="targets.0.windows.0.zone is 'Europe/Atlantis'"):
+    with pytest.raises(Invalid, match=r"targets\.0\.windows\.0\.zone is 'Europe/Atlantis'"):
         schedule.check_zone("Europe/Atlantis", "targets.0.windows.0.zone")
     with pytest.raises(Invalid):
         schedule.check_zone("../../etc/passwd", "zone")

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
 import pytest
 
 from core.api import schemas
-from core.control import targets
+from core.control import adapters, dispatcher, notices, targets
 from core.control.context import Control
+from core.control.principal import SCOPES, Principal
 from core.errors import Conflict, Invalid
+from core.link.messages import SetTargets
 from db import targets as rows
+from db.base import now
+from tests.control import files
+from tests.control.peer import EnginePeer
+from tests.stack import until
+
+order = targets.order
 
 ITL = {"kind": "itl", "ms": 45.0, "quantile": 0.99}
 
@@ -79,5 +91,59 @@ def test_without_a_measurement_there_is_no_default(control: Control, solo_ms: fl
 def test_the_tightest_itl_target_counts(control: Control) -> None:
     targets.put(control, update(0, ITL, {"kind": "itl", "ms": 20, "quantile": 0.5}, {"kind": "ttft", "ms": 1}))
     with control.store.read() as session:
-        assert targets.tightest_itl_ms(rows.current(session)) == 20
-    assert targets.tightest_itl_ms(None) is None
+        in_force = targets.in_force(rows.current(session), now())
+    assert targets.tightest_itl_ms(in_force) == {None: 20}
+    assert targets.tightest_itl_ms([]) == {}
+
+
+def test_a_tenants_and_a_weeks_targets_are_no_repetition(control: Control) -> None:
+    weekly = {"windows": [{"days": ["mon"], "zone": "Europe/Berlin"}]}
+    other_day = {**ITL, "ms": 9.0, "windows": [{"days": ["tue"]}]}
+    stored = targets.put(control, update(0, ITL, {**ITL, "tenant": "acme"}, {**ITL, **weekly}, other_day))
+    assert len(stored.targets) == 4
+    with pytest.raises(Invalid, match=r"targets\.1"):
+        targets.put(control, update(1, {**ITL, **weekly}, {**ITL, "ms": 8.0, **weekly}))
+    with pytest.raises(Invalid, match="Atlantis"):
+        targets.put(control, update(1, {**ITL, "windows": [{"zone": "Europe/Atlantis"}]}))
+
+
+def test_a_tenant_sees_everyones_targets_and_its_own(control: Control) -> None:
+    targets.put(control, update(0, ITL, {**ITL, "ms": 30.0, "tenant": "acme"}, {**ITL, "ms": 20.0, "tenant": "rival"}))
+    acme = Principal("ann", "acme", "admin", frozenset(SCOPES["admin"]))
+    seen = view(control.of(acme))
+    assert [(target.tenant, target.ms) for target in seen.targets] == [(None, 45.0), ("acme", 30.0)]
+    assert [target.tenant for target in seen.in_force] == [None, "acme"]
+    assert len(view(control).targets) == 3
+
+
+def test_the_engine_is_told_whose_each_adapter_is(control: Control, tmp_path: Path) -> None:
+    adapters.upload(control, files.adapter(tmp_path / "captain"), "captain", False)
+    targets.put(control, update(0, ITL, {**ITL, "ms": 30.0, "tenant": "default"}))
+    with control.store.read() as session:
+        order = targets.order(session, now())
+    assert order is not None
+    assert order.message.tenants == {"captain": "default"}
+    assert [(target.tenant, target.ms) for target in order.message.targets] == [(None, 45.0), ("default", 30.0)]
+
+
+def test_a_window_that_opens_reaches_the_engine_and_the_notices_within_two_seconds(
+    control: Control, engine: EnginePeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.expect(SetTargets)
+    zone = {"windows": [{"start": "09:00", "end": "17:00", "zone": "Europe/Berlin"}]}
+    with control.store.read() as session:
+        version = targets.view(session).version
+    moved = datetime(2026, 12, 1, 7, 59, 58, tzinfo=UTC)
+    began = time.monotonic()
+    monkeypatch.setattr(targets, "now", lambda: moved + timedelta(seconds=time.monotonic() - began))
+    monkeypatch.setattr(dispatcher.targets, "order", lambda session, _at: order(session, targets.now()))
+    targets.put(control, update(version, {**ITL, "ms": 60.0}, {**ITL, "ms": 150.0, **zone}))
+    assert engine.expect(SetTargets).targets[0].ms == 60.0
+    assert engine.expect(SetTargets, 5.0).targets[0].ms == 150.0
+    assert time.monotonic() - began < 4.0, "two seconds to nine o'clock, and two to be told"
+
+    def told() -> bool:
+        words = "in force now: itl p99 ≤ 150 ms (every day 09:00–17:00 Europe/Berlin)"
+        return words in [notice.message for notice in notices.page(control, 5, None, ("targets",)).items]
+
+    assert until(told, what="the notice")

@@ -21,7 +21,8 @@ def fill(control: Control, start: datetime, seconds: int) -> None:
     with control.store.write() as session:
         for second in range(base, base + seconds):
             gap = 10.0 + second % 10 + 0.0123
-            seen = iv.of_message(message(time=second + 1.0, interval_s=1.0, itl=[(gap, 2)], decode_tokens=2), {None: 15.5})
+            report = message(time=second + 1.0, interval_s=1.0, itl=[(gap, 2)], decode_tokens=2)
+            seen = iv.of_message(report, {None: 15.5})
             telemetry.put_second(session, second, seen)
 
 
@@ -104,7 +105,7 @@ def test_what_is_too_old_is_forgotten_by_resolution(control: Control) -> None:
         changes.after(session, 0, 10)[0].time = now() - timedelta(hours=2)
         session.add(
             idempotency.IdempotencyRecord(
-                key="k", fingerprint="f", job_id="j", created_at=now() - timedelta(days=1, minutes=1)
+                tenant="default", key="k", fingerprint="f", job_id="j", created_at=now() - timedelta(days=1, minutes=1)
             )
         )
     with control.store.write() as session:
@@ -112,7 +113,7 @@ def test_what_is_too_old_is_forgotten_by_resolution(control: Control) -> None:
     assert (count(control, 1), count(control, 10), count(control, 60)) == (0, 6, 1)
     with control.store.read() as session:
         assert changes.after(session, 0, 10) == []
-        assert session.get(idempotency.IdempotencyRecord, "k") is None
+        assert session.get(idempotency.IdempotencyRecord, ("default", "k")) is None
 
 
 def test_a_process_that_does_not_follow_the_engine_reads_its_figures_from_the_store(control: Control) -> None:

@@ -78,8 +78,12 @@ def test_the_process_answers_line_by_line_and_tells_faults_as_such() -> None:
     lines = [QUESTION, {**QUESTION, "policy": "best"}, {**QUESTION, "colour": "red"}, QUESTION]
     done = subprocess.run(
         [sys.executable, "-m", "core.simulate.worker"],
-        input="".join(json.dumps(line) + "\n" for line in lines), capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        input="".join(json.dumps(line) + "\n" for line in lines),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     first, unknown, odd, again = (json.loads(line) for line in done.stdout.splitlines())
     assert first == again
     assert first["frontier"]["points"][0]["target_ms"] == 120.0

@@ -1,0 +1,132 @@
+"""Alerts: what fires now, what did, and the rules."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import streamlit as st
+
+from app.ui.data import client
+from app.ui.page import attempt, elsewhere, heading, reading, show_faults, teach
+from app.ui.paging import ROWS, leaf_through
+from app.ui.table import Cell, Column, Row, Tone, cell, table
+from app.ui.text import number
+from core.api.schemas import Alert, AlertMetric, AlertRule, AlertRuleBody
+
+_TONES: dict[str, Tone] = {"pending": "warn", "firing": "bad", "resolved": "good"}
+_FIELDS = ("metric", "comparison", "threshold", "window_s", "for_s", "severity", "enabled")
+
+
+def row(alert: Alert) -> Row:
+    return Row(
+        str(alert.id),
+        (
+            Cell(alert.state, tone=_TONES[alert.state]),
+            cell(alert.rule, alert.severity),
+            cell(alert.message),
+            cell(alert.fired_at or alert.began_at),
+            cell(alert.resolved_at),
+        ),
+    )
+
+
+@st.fragment(run_every="2s")
+def show_alerts() -> None:
+    """Newest first, a page at a time."""
+    with reading("the alerts"):
+        found = leaf_through("alerts", lambda cursor: client().alerts(None, ROWS, cursor))
+    if not found:
+        teach(
+            "No alert so far",
+            "An alert is pending as soon as its rule's condition holds, fires when it has held long enough, and is "
+            "resolved when it does not hold any more. Webhooks hear of `alert.firing` and `alert.resolved`.",
+            "harli alerts list --all\nharli alerts set slow itl_p99_ms above 80 --for 120",
+            "curl {api}/api/alerts",
+        )
+        return
+    columns = [
+        Column("State", "badge"), Column("Rule"), Column("What"), Column("Since", "time"),
+        Column("Resolved", "time", wide=True),
+    ]  # fmt: skip
+    table(columns, [row(alert) for alert in found], key="alerts", openable=False)
+
+
+def rule_row(rule: AlertRule) -> Row:
+    return Row(
+        rule.name,
+        (
+            cell(rule.name),
+            Cell("on" if rule.enabled else "off", tone="good" if rule.enabled else "idle"),
+            cell(f"{rule.metric} {rule.comparison} {rule.threshold:g}"),
+            cell(f"{number(rule.window_s)} s"),
+            cell(f"{number(rule.for_s)} s"),
+            cell(rule.severity),
+        ),
+    )
+
+
+def pick(rules: list[AlertRule]) -> None:
+    """Fill the form with the chosen rule."""
+    chosen = next((rule for rule in rules if rule.name == st.session_state["rule"]), None)
+    if chosen is not None:
+        st.session_state["rule_name"] = chosen.name
+        for field in _FIELDS:
+            st.session_state[f"rule_{field}"] = getattr(chosen, field)
+
+
+def store() -> None:
+    name = st.session_state["rule_name"]
+    fields = {field: st.session_state[f"rule_{field}"] for field in _FIELDS}
+    attempt(
+        "Storing the rule", lambda: client().set_alert_rule(name, **fields), f"Rule {name} is stored.", place="rules"
+    )
+
+
+def drop() -> None:
+    name = st.session_state["rule_name"]
+    attempt("Deleting the rule", lambda: client().delete_alert_rule(name), f"Rule {name} is gone.", place="rules")
+
+
+def show_rules() -> None:
+    """The rules, and a form that makes, changes or deletes one."""
+    with reading("the rules"):
+        rules = list(client().alert_rules())
+    columns = [
+        Column("Rule"), Column("On", "badge"), Column("Condition"), Column("Over", end=True, wide=True),
+        Column("For", end=True, wide=True), Column("Severity", wide=True),
+    ]  # fmt: skip
+    table(columns, [rule_row(rule) for rule in rules], key="rules", openable=False)
+    show_faults("rules")
+    with st.expander("Make or change a rule", icon=":material/edit:"):
+        st.selectbox(
+            "Start from", [rule.name for rule in rules], None, key="rule", on_change=pick, args=(rules,),
+            placeholder="nothing",
+        )  # fmt: skip
+        defaults = AlertRuleBody(metric="attainment", comparison="below", threshold=0.99)
+        left, middle, right = st.columns(3)
+        left.text_input("Name", key="rule_name", max_chars=63)
+        metrics = get_args(AlertMetric)
+        middle.selectbox("Figure", metrics, key="rule_metric")
+        right.selectbox("Is", ("below", "above"), key="rule_comparison")
+        left.number_input("Threshold", value=defaults.threshold, format="%.4g", key="rule_threshold")
+        middle.number_input("Over the last, s", 5.0, 600.0, defaults.window_s, key="rule_window_s")
+        right.number_input("For at least, s", 0.0, 86_400.0, defaults.for_s, key="rule_for_s")
+        left.selectbox("Severity", ("info", "warning", "critical"), 1, key="rule_severity")
+        middle.toggle("On", True, key="rule_enabled")
+        named = bool(st.session_state.get("rule_name"))
+        with st.container(horizontal=True):
+            st.button("Store the rule", type="primary", key="store_rule", on_click=store, disabled=not named)
+            known = st.session_state.get("rule_name") in {rule.name for rule in rules}
+            st.button("Delete the rule", key="delete_rule", on_click=drop, disabled=not known)
+
+
+heading("Alerts", "Rules on attainment, queue and engine, looked at every five seconds.")
+show_alerts()
+st.markdown("**Rules**")
+show_rules()
+with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
+    elsewhere(
+        "harli alerts\nharli alerts rules\nharli alerts set slow itl_p99_ms above 80 --for 120 --severity critical",
+        "curl {api}/api/alerts\ncurl -X PUT {api}/api/alerts/rules/slow -H 'content-type: application/json' \\\n"
+        '  -d \'{"metric": "itl_p99_ms", "comparison": "above", "threshold": 80}\'',
+    )
