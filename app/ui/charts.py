@@ -189,6 +189,26 @@ def past(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Op
     return option
 
 
+def memory(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Option:
+    """Who holds the arena's memory: KV cache and jobs, stacked up to all of it, MiB."""
+    mib = 2**20
+
+    def held(point: TelemetryPoint, of_jobs: bool) -> float | None:
+        if point.memory is None:
+            return None
+        return sum(one.bytes for one in point.memory.owners if one.name.startswith("job ") == of_jobs) / mib
+
+    series = [
+        _line(name, colour, _times(points, pick), stack="memory", areaStyle={"opacity": 0.35}, step="end")
+        for name, colour, pick in (
+            ("KV cache", palette.decode, lambda point: held(point, False)),
+            ("finetuning", palette.finetune, lambda point: held(point, True)),
+        )
+    ]
+    whole = next((point.memory.capacity_bytes / mib for point in reversed(points) if point.memory), None)
+    return _option(series, _window(points, seconds), "MiB", 0, min=0, **({"max": round(whole)} if whole else {}))
+
+
 def smoothed(values: Sequence[float], steps: int = _SMOOTHING_STEPS) -> list[float]:
     """Exponential moving average over about `steps` values, without the start's bias towards zero."""
     decay = 1 - 1 / steps

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import streamlit as st
 
 from app.ui import charts, job_form
 from app.ui.data import REFRESH_S, client, log_of, metrics_of
 from app.ui.page import attempt, reading, show_faults
-from app.ui.states import ENDED, PAUSABLE, RESUMABLE, badge, job_tone, remaining, seconds_per_step
+from app.ui.states import ENDED, PAUSABLE, RESUMABLE, WAITING, badge, job_tone, remaining, seconds_per_step
 from app.ui.table import Cell, Column, Row, cell, table
 from app.ui.text import number, plain, when
 from app.ui.theme import colours
 from app.ui.tiles import BarPart, Tile, tiles
+from core.api.job_schemas import JobOutlook, JobSample
 from core.api.schemas import Job, JobEvent, JobMetric
 
 _LOG_LINES = 500
+_PLACES = {
+    "top": ":material/vertical_align_top:", "up": ":material/arrow_upward:", "down": ":material/arrow_downward:",
+    "bottom": ":material/vertical_align_bottom:",
+}  # fmt: skip
 
 
 def draw(job: Job) -> None:
@@ -84,7 +89,17 @@ def _actions(job: Job) -> None:
         with st.popover("Priority", icon=":material/low_priority:", key="priority_ask", disabled=ended):
             st.number_input("Priority (higher runs earlier)", -100, 100, job.priority, key="priority")
             st.button("Set priority", key="priority_set", on_click=_act, args=("Reordering", "priority", job))
+            st.caption("Place among the waiting jobs")
+            with st.container(horizontal=True):
+                for place, icon in _PLACES.items():
+                    st.button(
+                        place.capitalize(), icon=icon, key=f"move_{place}", on_click=_act,
+                        args=("Moving", f"move_{place}", job), disabled=job.state not in WAITING,
+                    )  # fmt: skip
         st.button("Clone", icon=":material/content_copy:", key="clone", on_click=_clone, args=(job,))
+        with st.popover("Delete", icon=":material/delete:", key="delete_ask", disabled=not ended):
+            st.markdown("Forget this job, with its figures and checkpoints? The adapter that it made stays.")
+            st.button("Delete the job", type="primary", key="delete_job", on_click=_delete, args=(job,))
 
 
 def _act(doing: str, action: str, job: Job) -> None:
@@ -94,8 +109,14 @@ def _act(doing: str, action: str, job: Job) -> None:
         "stop": lambda: client().stop_job(job.id, save=False),
         "stop_save": lambda: client().stop_job(job.id, save=True),
         "priority": lambda: client().update_job(job.id, priority=int(st.session_state["priority"])),
+        **{f"move_{place}": (lambda place=place: client().move_job(job.id, place)) for place in _PLACES},
     }
     attempt(f"{doing} the job", calls[action], f"{doing} {job.name}")
+
+
+def _delete(job: Job) -> None:
+    if attempt("Deleting the job", lambda: client().delete_job(job.id), f"{job.name} is deleted"):
+        _close()
 
 
 def _clone(job: Job) -> None:
@@ -115,21 +136,55 @@ def _tiles(job: Job, metrics: list[JobMetric]) -> list[Tile]:
         ),
         Tile("Time left", remaining(job, metrics), "", f"{number(per_step, 2)} s per step" if per_step else ""),
         Tile("Loss", number(job.loss, 3), "", fell),
-        Tile("Evaluation loss", number(job.eval_loss, 3), "", "on held-out rows"),
+        Tile("Evaluation loss", number(job.eval_loss, 3), "", _best(job)),
         Tile("Tokens trained", number(job.tokens), "", "padding not counted"),
         Tile("Resumed", number(job.resumes), "times" if job.resumes != 1 else "time", f"priority {job.priority}"),
     ]  # fmt: skip
 
 
+def _best(job: Job) -> str:
+    if job.best_step is None:
+        return "on held-out rows"
+    return f"lowest {number(job.best_loss, 3)} at step {job.best_step}"
+
+
+def _why(outlook: JobOutlook) -> None:
+    """Why it is where it is, and when it ends."""
+    if outlook.state in ENDED:
+        return
+    lines = [f"**{plain(outlook.headline.capitalize())}**", *(plain(reason) for reason in outlook.reasons)]
+    if outlook.position is not None:
+        lines.append(f"Number {outlook.position} in the queue")
+    if outlook.eta is not None:
+        lines.append(f"It ends about {when(outlook.eta)}")
+    text = "  \n".join(lines)
+    if outlook.late:
+        st.warning(text, icon=":material/alarm:")
+    else:
+        st.info(text, icon=":material/hourglass_top:" if outlook.state != "running" else ":material/play_circle:")
+
+
+def _samples(samples: Sequence[JobSample]) -> None:
+    """What the adapter answered, the newest step first."""
+    if not samples:
+        st.caption("A job with prompts to try (expert settings) has its answers here after each evaluation.")
+    steps = sorted({sample.step for sample in samples}, reverse=True)
+    for step in steps:
+        st.markdown(f"**Step {step}**")
+        for sample in samples:
+            if sample.step == step:
+                st.markdown(f":gray[{plain(sample.prompt)}]  \n{plain(sample.answer)}")
+
+
 def _figures(job_id: str, drawn_state: str) -> None:
     """What moves while a job runs."""
     with reading("the job"):
-        job = client().job(job_id)
+        job, outlook = client().job(job_id), client().job_outlook(job_id)
         metrics, events, log = metrics_of(job_id), client().job_events(job_id), log_of(job_id, _LOG_LINES)
+        samples = client().job_samples(job_id) if job.spec.sample_prompts else []
     if job.state != drawn_state:
         st.rerun()
-    if job.waiting_reason:
-        st.info(plain(job.waiting_reason), icon=":material/hourglass_top:")
+    _why(outlook)
     tiles(_tiles(job, metrics), key="job_figures", columns=6)
     palette = colours()
     left, right = st.columns([2, 1], gap="medium")
@@ -144,10 +199,14 @@ def _figures(job_id: str, drawn_state: str) -> None:
         with st.container(height=310, border=False):
             columns = [Column("When", "time"), Column("What")]
             table(columns, [_event(event) for event in reversed(events)], key="events", openable=False)
-    shown, learning, given = st.tabs(["Log", "Learning rate and gradients", "Settings"], key="job_tabs")
+    shown, said, learning, given = st.tabs(
+        ["Log", "Samples", "Learning rate and gradients", "Settings"], key="job_tabs"
+    )
     with shown:
         lines = [f"{when(line.time)}  {line.message}" for line in log]
         st.code("\n".join(lines) or "Nothing is logged yet.", language=None, height=260, wrap_lines=True)
+    with said:
+        _samples(samples)
     with learning:
         rate, norm = st.columns(2, gap="medium")
         with rate:

@@ -25,6 +25,7 @@ _RATE_STEPS = 30
 
 PAUSABLE: frozenset[JobState] = frozenset({"queued", "starting", "running", "interrupted"})
 RESUMABLE: frozenset[JobState] = frozenset({"paused", "interrupted"})
+WAITING: frozenset[JobState] = frozenset({"queued", "interrupted"})
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 
 

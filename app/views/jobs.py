@@ -1,4 +1,4 @@
-"""Jobs: the queue, a new job, and one job in detail (``?job=``)."""
+"""Jobs: the queue, a new job, several side by side, schedules and webhooks, and one job in detail (``?job=``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import streamlit as st
 
-from app.ui import job_detail, job_form
+from app.ui import job_compare, job_detail, job_form, schedules, webhooks
 from app.ui.data import client
 from app.ui.page import heading, reading, teach
 from app.ui.paging import ROWS, leaf_through
@@ -75,13 +75,13 @@ if "job" in st.query_params:
 else:
     heading("Jobs", "Finetuning of LoRA adapters, run in what decode leaves idle.")
     view = st.segmented_control(
-        "View", ["Queue", "New job"], default="Queue", required=True, key="view", bind="query-params",
-        label_visibility="collapsed",
+        "View", ["Queue", "New job", "Compare", "Schedules", "Webhooks"], default="Queue", required=True, key="view",
+        bind="query-params", label_visibility="collapsed",
     )  # fmt: skip
-    if view == "Queue":
-        queue()
-    else:
+    if view == "New job":
         job_form.draw(renew=made is None)
+    else:
+        {"Queue": queue, "Compare": job_compare.draw, "Schedules": schedules.draw, "Webhooks": webhooks.draw}[view]()
 if made:
     st.query_params["job"] = made
     st.rerun()

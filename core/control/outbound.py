@@ -22,7 +22,6 @@ import httpcore
 from core.errors import Invalid
 
 TIMEOUT_S = 10.0
-_MOST_BYTES = 64 * 1024
 _SETTING = "HARLI_WEBHOOKS_TO_PRIVATE_ADDRESSES=true allows it"
 
 
@@ -63,12 +62,44 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
-class _Guard(httpcore.NetworkBackend):
-    """Connects to addresses that were checked."""
+class _Bounded(httpcore.NetworkStream):
+    """A connection that ends at a moment (monotonic seconds): a receiver that answers a byte at a time keeps within
+    every single time-out for ever."""
 
-    def __init__(self, private_allowed: bool) -> None:
+    def __init__(self, stream: httpcore.NetworkStream, deadline: float) -> None:
+        self._stream, self._deadline = stream, deadline
+
+    def _left(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise httpcore.ReadTimeout("the receiver took too long")
+        return left
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, self._left())
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, self._left())
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        return _Bounded(self._stream.start_tls(ssl_context, server_hostname, self._left()), self._deadline)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+class _Guard(httpcore.NetworkBackend):
+    """Connects to addresses that were checked, until `deadline`."""
+
+    def __init__(self, private_allowed: bool, deadline: float) -> None:
         self._backend = httpcore.SyncBackend()
         self._private_allowed = private_allowed
+        self._deadline = deadline
 
     def connect_tcp(
         self,
@@ -87,7 +118,8 @@ class _Guard(httpcore.NetworkBackend):
             inside = [text for text in addresses if not _is_public(ipaddress.ip_address(text.split("%")[0]))]
             if inside:
                 raise Refused(f"{host} is {inside[0]}, an address inside the platform's network ({_SETTING})")
-        return self._backend.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+        stream = self._backend.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+        return _Bounded(stream, self._deadline)
 
     def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.NetworkStream:
         raise Refused("an address of this machine")
@@ -98,17 +130,16 @@ class _Guard(httpcore.NetworkBackend):
 
 def post(url: str, body: bytes, headers: dict[str, str], *, private_allowed: bool, timeout_s: float = TIMEOUT_S) -> int:
     """Send JSON; the status of the answer. Raises Refused, or an httpcore exception when there is no answer in time."""
-    deadline = time.monotonic() + timeout_s
-    limits = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
-    host = urlsplit(url).netloc
-    sent = {"Host": host, "Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
-    with httpcore.ConnectionPool(
-        ssl_context=_trust(), network_backend=_Guard(private_allowed), max_connections=1
-    ) as pool, pool.stream("POST", url, headers=sent, content=body, extensions={"timeout": limits}) as response:
-        read = 0
-        # A receiver that answers a byte at a time is within every single time-out.
-        for part in response.iter_stream():
-            read += len(part)
-            if read > _MOST_BYTES or time.monotonic() > deadline:
-                break
+    guard = _Guard(private_allowed, time.monotonic() + timeout_s)
+    sent = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+    request: dict[str, Any] = {
+        "headers": [("Host", urlsplit(url).netloc), *sent.items()],
+        "content": body,
+        "extensions": {"timeout": {"connect": timeout_s, "pool": timeout_s}},
+    }
+    # What the receiver says is of no interest: the status comes first, and the connection is not kept.
+    with (
+        httpcore.ConnectionPool(ssl_context=_trust(), network_backend=guard) as pool,
+        pool.stream("POST", url, **request) as response,
+    ):
         return int(response.status)

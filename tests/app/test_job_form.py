@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from app.ui import job_form
-from core.api.schemas import Adapter, AdapterVersion, Dataset, DatasetReport, Job, JobCreate
+from core.api import presets
+from core.api.job_schemas import JobEstimate, MemoryEstimate, Speed
+from core.api.schemas import Adapter, AdapterVersion, Dataset, DatasetReport, Job, JobCreate, Preset
 from core.errors import Invalid
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -20,9 +22,9 @@ def fields(**given: Any) -> dict[str, Any]:
 
 def test_an_untouched_form_asks_for_the_defaults_of_the_api() -> None:
     made = job_form.request_of(fields())
-    expected = JobCreate(dataset="rows", adapter_name="captain")
-    assert made.model_dump(exclude={"epochs"}) == expected.model_dump(exclude={"epochs"})
-    assert made.epochs == 3.0
+    expected = JobCreate(dataset="rows", adapter_name="captain", preset="balanced")
+    assert made == expected
+    assert not {"epochs", "learning_rate", "patience", "keep_best"} & made.model_fields_set, "the preset says these"
 
 
 @pytest.mark.parametrize(("missing", "param"), [({"dataset": None}, "dataset"), ({"adapter": " "}, "adapter_name")])
@@ -50,41 +52,72 @@ def test_an_adapter_to_go_on_from_brings_its_shape() -> None:
     assert made.lora.model_fields_set == {"dropout", "use_rslora"}
 
 
-@pytest.mark.parametrize("preset", list(job_form.PRESETS))
-def test_a_preset_changes_fields_that_exist_into_a_valid_job(preset: job_form.Preset) -> None:
-    changed = job_form.PRESETS[preset]
-    assert changed.keys() <= job_form.defaults().keys()
-    job_form.request_of(fields(**changed))
+@pytest.mark.parametrize("preset", ["quick", "balanced", "thorough"])
+def test_what_the_fields_promise_of_a_preset_is_what_the_api_makes_of_it(preset: Preset) -> None:
+    made = job_form.request_of(fields(preset=preset))
+    applied = presets.applied(made, 400, 20_000, micro_batch_tokens=256, max_rank=16)
+    shown = job_form._preset_values(preset, dataset(20_000, rows=400))
+    assert {name: getattr(applied.lora, name) for name in ("rank", "alpha")} == {
+        name: shown.pop(name) for name in ("rank", "alpha")
+    }
+    assert {name: getattr(applied, name) for name in shown} == shown
+
+
+def test_what_is_typed_goes_before_the_preset() -> None:
+    made = job_form.request_of(fields(preset="thorough", rank=4, patience=0, keep_best="the last one", epochs=2.0))
+    assert (made.lora.rank, made.patience, made.keep_best, made.epochs) == (4, 0, False, 2.0)
+    assert {"patience", "keep_best", "epochs"} <= made.model_fields_set
+
+
+def test_prompts_are_lines() -> None:
+    assert job_form.request_of(fields(prompts="Ahoy?\n\n Whither? \n")).sample_prompts == ["Ahoy?", "Whither?"]
 
 
 def test_a_clone_asks_for_the_same_job() -> None:
     spec = job_form.request_of(
-        fields(length="steps", steps=9, rank=4, modules=["q_proj"], learning_rate=2e-4, seed=5, deploy=False)
+        fields(
+            length="steps",
+            steps=9,
+            rank=4,
+            modules=["q_proj"],
+            learning_rate=2e-4,
+            seed=5,
+            deploy=False,
+            evaluate_every=3,
+            patience=2,
+            keep_best="the best evaluated",
+            prompts="Ahoy?",
+        )
     )
     job = Job(
         id="job_1", name="n", state="succeeded", spec=spec, dataset_id="ds_1", dataset_name="rows",
         adapter_name="captain", created_at=NOW,
     )  # fmt: skip
-    assert job_form.request_of(job_form.fields_of(job)) == spec
+    assert job_form.request_of(job_form.fields_of(job)) == spec.model_copy(update={"preset": "balanced"})
 
 
-def dataset(tokens: int | None) -> Dataset:
-    report = DatasetReport(format="jsonl", rows=100, rows_read=100, tokens=tokens)
-    return Dataset(id="ds_1", name="rows", version=1, created_at=NOW, bytes=1, sha256="0", report=report)
+def dataset(tokens: int | None, rows: int = 100) -> Dataset:
+    report = DatasetReport(format="jsonl", rows=rows, rows_read=rows, tokens=tokens)
+    return Dataset(
+        id="ds_1", name="rows", version=1, created_at=NOW, bytes=1, sha256="0", report=report, tenant="default"
+    )
 
 
-def test_the_estimate_counts_steps_tokens_and_time() -> None:
-    text = job_form.estimate(dataset(10_000), fields(evaluation_fraction=0.0), 250, 100.0)
-    assert text == "About 120 steps, 30,000 tokens, 5 min 0 s at the present finetuning speed."
+def estimate(**found: Any) -> JobEstimate:
+    spec = JobCreate(dataset="rows", adapter_name="captain")
+    memory = MemoryEstimate(fits=None, reason="not known")
+    return JobEstimate.model_validate({"spec": spec, "rows": 9, "training_rows": 9, "memory": memory, **found})
 
 
-def test_the_estimate_follows_steps_and_accumulation() -> None:
-    chosen = fields(evaluation_fraction=0.0, length="steps", steps=10, accumulation=2)
-    assert job_form.estimate(dataset(10_000), chosen, 250, 0.0) == "About 10 steps, 5,000 tokens."
+def test_the_estimate_tells_steps_tokens_and_measured_time() -> None:
+    speed = Speed(tokens_s=100, seconds=60, measured_at=NOW)
+    text = job_form.estimate_text(estimate(steps=120, tokens=30_000, seconds=300, speed=speed, wait_s=60))
+    assert text == "About 120 steps, 30,000 tokens, 5 min 0 s at the measured 100 tokens/s, after 1 min 0 s of waiting."
 
 
-def test_without_tokens_the_estimate_says_what_it_waits_for() -> None:
-    assert "tokenizer" in job_form.estimate(dataset(None), fields(), 256, 0.0)
+def test_what_was_not_measured_is_said_to_be_unknown() -> None:
+    assert "not known yet" in job_form.estimate_text(estimate(steps=120, tokens=30_000))
+    assert "tokenizer" in job_form.estimate_text(estimate())
 
 
 def test_a_known_name_becomes_a_further_version() -> None:

@@ -80,7 +80,7 @@ def test_a_half_filled_form_survives_reload_page_switch_and_refreshes(
     rank = page.get_by_label("Rank", exact=True)
     rank.fill("4")
     rank.press("Tab")
-    expect(page).to_have_url(re.compile("new_balanced_rank=4"))
+    expect(page).to_have_url(re.compile("new_rank=4"))
 
     def expect_kept() -> None:
         expect(page.get_by_label("Adapter name")).to_have_value("kept-adapter")
@@ -179,6 +179,12 @@ def test_a_waiting_job_says_why_and_can_be_moved_up(page: Page, quiet: Backstage
     page.get_by_role("button", name="Set priority").click()
     expect(tile(page, "Resumed")).to_contain_text("priority 7")
     assert quiet.client.job(second.id).priority == 7
+    third = quiet.client.submit_job(dataset="queue-rows", adapter_name="queue-third")
+    visit(page, f"{quiet.url}/jobs?job={third.id}", third.name)
+    expect(page.get_by_text("Number 2 in the queue")).to_be_visible()
+    page.get_by_role("button", name="Priority").click()
+    page.get_by_role("button", name="Top").click()
+    expect(page.get_by_text("Number 1 in the queue")).to_be_visible()
 
 
 def test_a_job_can_be_cloned_into_the_form(page: Page, quiet: Backstage, make_dataset: MakeDataset) -> None:
@@ -194,6 +200,42 @@ def test_a_job_can_be_cloned_into_the_form(page: Page, quiet: Backstage, make_da
     expect(page.get_by_label("Optimizer steps")).to_have_value("123")
     expect(page.get_by_label("Rank", exact=True)).to_have_value("4")
     expect(page.get_by_label("Learning rate")).to_have_value("0.000300")
+
+
+def test_jobs_are_compared_and_schedules_and_webhooks_are_made(
+    page: Page, quiet: Backstage, make_dataset: MakeDataset
+) -> None:
+    make_dataset("many-rows")
+    for name, rate in (("fast", 1e-3), ("slow", 1e-4)):
+        job = quiet.client.submit_job(dataset="many-rows", adapter_name=name, learning_rate=rate)
+        until(lambda job=job: quiet.client.job(job.id).step > 1, 20, "its first steps")
+        quiet.client.stop_job(job.id)
+    visit(page, f"{quiet.url}/jobs?view=Compare", "Jobs")
+    for name in ("fast", "slow"):
+        page.get_by_role("combobox", name="Jobs").click()
+        page.get_by_role("option", name=re.compile(f"^{name} on many-rows")).click()
+    expect(page.get_by_text("learning_rate", exact=True)).to_be_visible()
+    expect(page.get_by_text("0.0001", exact=True)).to_be_visible()
+    page.keyboard.press("Escape")
+    page.get_by_role("radio", name="Schedules").click()
+    page.get_by_label("Name", exact=True).fill("nightly")
+    choose(page, "Data set", "many-rows")
+    page.get_by_label("Adapter name").fill("nightly-adapter")
+    page.get_by_role("button", name="Create schedule").click()
+    expect(page.get_by_text("many-rows → nightly-adapter")).to_be_visible()
+    (schedule,) = quiet.client.schedules().items
+    page.get_by_role("button", name="Run now").click()
+    expect(page.get_by_text(re.compile("submitted job"))).to_be_visible()
+    quiet.client.delete_schedule(schedule.id)
+    page.get_by_role("radio", name="Webhooks").click()
+    page.get_by_label("Address").fill("https://10.0.0.1/hook")
+    page.get_by_role("button", name="Create webhook").click()
+    expect(page.get_by_test_id("stAlert")).to_contain_text("inside the platform's network")
+    page.get_by_label("Address").fill("https://hooks.example/harli")
+    page.get_by_role("button", name="Create webhook").click()
+    expect(page.get_by_text("whsec_")).to_be_visible()
+    (webhook,) = quiet.client.webhooks().items
+    quiet.client.delete_webhook(webhook.id)
 
 
 def test_a_link_to_a_job_that_is_not_there_says_so(page: Page, backstage: Backstage) -> None:

@@ -247,6 +247,30 @@ def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch: pytest
     assert asked == ["93.184.215.14"] and real is not connect
 
 
+def test_a_receiver_that_drips_is_left_when_its_time_is_over() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            try:
+                for byte in b"HTTP/1.1 200 OK" * 100:
+                    connection.sendall(bytes([byte]))
+                    time.sleep(0.05)
+            except OSError:
+                """The other side has left."""
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    begin = time.monotonic()
+    with pytest.raises(outbound.httpcore.ReadTimeout):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        outbound.post(url, b"{}", {}, private_allowed=True, timeout_s=0.4)
+    assert time.monotonic() - begin < 2
+    thread.join(5)
+    listener.close()
+
+
 def test_public_addresses_are_public() -> None:
     assert all(outbound._is_public(ipaddress.ip_address(text)) for text in ("93.184.215.14", "2606:2800:21f::1"))
 

@@ -39,7 +39,7 @@ def test_the_best_adapter_is_the_one_that_is_saved(bench: Bench) -> None:  # noq
 
 def test_a_stop_with_saving_keeps_the_best_one_too(bench: Bench) -> None:  # noqa: F811
     bench.start(**{**OVERFITTING, "patience": 0, "max_steps": 500}, keep_best=True)
-    bench.until(lambda m: isinstance(m, JobUpdate) and m.step >= 20)
+    bench.until(lambda m: isinstance(m, JobUpdate) and m.step >= 4)
     bench.send(StopJob(job_id="job", token=1, save=True))
     done = bench.update("succeeded")
     assert "evaluation loss was the lowest" in (done.message or "")
