@@ -82,7 +82,10 @@ def test_a_crashed_part_is_shown_with_its_message(page: Page, backstage: Backsta
     expect(page.get_by_text("demo crashed")).to_have_count(0)
 
 
-@pytest.mark.parametrize("path", ["", "jobs", "jobs?view=New+job", "datasets", "adapters", "playground", "targets"])
+@pytest.mark.parametrize(
+    "path",
+    ["", "jobs", "jobs?view=New+job", "datasets", "adapters", "playground", "targets", "alerts", "engine"],
+)
 def test_a_narrow_dark_screen_needs_no_sideways_scrolling(new_page: NewPage, backstage: Backstage, path: str) -> None:
     page = new_page(size=NARROW, scheme="dark")
     page.goto(f"{backstage.url}/{path}")

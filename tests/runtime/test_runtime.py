@@ -19,6 +19,7 @@ from core.link.messages import (
     Hello,
     JobSpec,
     JobUpdate,
+    Learnt,
     PauseJob,
     SetTargets,
     StartJob,
@@ -97,16 +98,18 @@ class Bench:
     def spec(self, **changes: object) -> JobSpec:
         return small.spec(self.output, **changes)
 
-    def decode(self, requests: int = 1, step_s: float = 0.050, waiting: int = 0) -> float:
+    def decode(
+        self, requests: int = 1, step_s: float = 0.050, waiting: int = 0, adapters: tuple[str | None, ...] = ()
+    ) -> float:
         """One decode step; returns the seconds that the runtime then spent on finetuning."""
         self.runtime.step_begins()
         self.clock.now += step_s
-        return self.result(requests, waiting)
+        return self.result(requests, waiting, adapters)
 
-    def result(self, requests: int = 1, waiting: int = 0) -> float:
+    def result(self, requests: int = 1, waiting: int = 0, adapters: tuple[str | None, ...] = ()) -> float:
         names = [f"r{n}" for n in range(requests)]
         before = self.clock.now
-        load = Load(names, 1 if waiting else 0, waiting, 100 * requests, 100, 100, 1000)
+        load = Load(names, 1 if waiting else 0, waiting, 100 * requests, 100, 100, 1000, adapters)
         self.runtime.decode_ended([(name, False) for name in names], load)
         return self.clock.now - before
 
@@ -231,6 +234,36 @@ def test_a_tighter_target_holds_from_the_next_step_on(bench: Bench) -> None:
     assert isinstance(told, Telemetry)
 
 
+def test_a_step_obeys_the_target_of_the_tenant_whose_request_runs(bench: Bench) -> None:
+    bench.start(max_steps=500)
+    bench.update("started")
+    everyones, own = Target(kind="itl", ms=60.0), Target(kind="itl", ms=200.0, tenant="batch")
+    bench.send(SetTargets(version=1, targets=(everyones, own), tenants={"nightly": "batch"}))
+    for _ in range(40):
+        bench.decode(adapters=("nightly",))
+    alone = [bench.decode(adapters=("nightly",)) for _ in range(20)]
+    assert sum(alone) / len(alone) > 0.05, "only a request of the tenant with the loose target runs"
+    bench.decode(requests=2, adapters=("nightly", None))
+    mixed = [bench.decode(requests=2, adapters=("nightly", None)) for _ in range(20)]
+    assert sum(mixed) / len(mixed) < 0.005, "another's request is kept to the tight one"
+    told = bench.until(lambda m: isinstance(m, Telemetry) and bool(m.tenant_itl))
+    assert isinstance(told, Telemetry) and set(told.tenant_itl) == {"batch"}
+
+
+def test_what_was_learnt_without_a_profile_is_told_while_a_job_runs(bench: Bench) -> None:
+    bench.start(max_steps=500)
+    bench.update("metric")
+    target(bench, 500.0)
+    for _ in range(200):
+        bench.decode()
+    learnt = bench.until(lambda m: isinstance(m, Learnt), step=bench.decode)
+    assert isinstance(learnt, Learnt)
+    ((batch, mean, bound),) = learnt.steps
+    assert (batch, mean) == (1, pytest.approx(50.0, rel=0.1)) and bound >= mean
+    assert learnt.tasklets["forward"][0] == pytest.approx(10.0, rel=0.1)
+    assert learnt.mix["optimizer"] == 1.0 and learnt.step_tokens > 0
+
+
 def test_without_a_job_nothing_comes_between_steps(bench: Bench) -> None:
     target(bench, 1000.0)
     assert [bench.decode() for _ in range(5)] == [0.0] * 5
@@ -257,9 +290,14 @@ def test_the_guard_pauses_finetuning_when_gaps_pass_the_target_and_says_so(bench
     assert bench.decode() == 0.0
     notice = bench.until(lambda m: isinstance(m, EngineNotice), step=bench.decode)
     assert isinstance(notice, EngineNotice) and notice.code == "guard"
+    assert notice.message.startswith("finetuning paused: gaps over 100 ms")
     # Clean steps lift the guard; the bound on decode itself forgets the slow steps only when they are one in a hundred.
     spent = [bench.decode() for _ in range(500)]
     assert spent[10] == 0.0 and spent[-1] > 0.0
+    lifted = bench.until(lambda m: isinstance(m, EngineNotice), step=bench.decode)
+    assert isinstance(lifted, EngineNotice) and lifted.code == "guard_lifted"
+    reports = [m for m in bench.received if isinstance(m, Telemetry)]
+    assert sum(m.guard_pauses for m in reports) == 1 and sum(m.guarded_s for m in reports) > 1.0
 
 
 def test_in_overlap_order_the_next_step_is_launched_before_the_last_ones_result(bench: Bench) -> None:
