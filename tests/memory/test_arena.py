@@ -1,4 +1,4 @@
-"""The arena: pages come and go behind fixed addresses, counted to their owners, and never more of them than there are."""
+"""The arena: pages come and go behind fixed addresses, each counted to an owner, never more than there are."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_content_stays_while_other_pages_come_and_go() -> None:
         assert content[[0, 1, 6, 7]].unique().tolist() == [0, 1, 6, 7]
 
 
-def test_a_tensor_keeps_its_region_and_the_pool_alive() -> None:
+def test_a_tensor_keeps_its_region_alive() -> None:
     arena = small()
     region = arena.reserve("kv", 2)
     region.map(0, 2)
@@ -71,14 +71,12 @@ def test_a_tensor_keeps_its_region_and_the_pool_alive() -> None:
     assert used_by(arena, "kv") == 2
     narrower = content[1:].flatten()
     del content
-    whole = arena.statistics
-    del arena
     gc.collect()
     narrower[:] = 7
     assert int(narrower.sum()) == 7 * PAGE // 8
     del narrower
     gc.collect()
-    assert whole().used == 0
+    assert arena.statistics().used == 0
 
 
 def test_what_is_refused_changes_nothing() -> None:
@@ -181,11 +179,12 @@ def test_threads_map_while_others_read_figures() -> None:
 def test_a_million_random_operations_keep_the_books() -> None:
     """Each operation is compared with a model of bit masks: whether it is allowed, and the pages in use after it."""
     draw = random.Random(11)
-    arena = small()
+    capacity = 3 * PAGES
+    arena = small(capacity)
     regions = [arena.reserve("even" if n % 2 == 0 else "odd", PAGES) for n in range(4)]
     masks = [0] * 4
     claim, claimed, used = arena.claim("claim", 0), 0, 0
-    shapes = [(first, count, ((1 << count) - 1) << first) for first in range(PAGES) for count in range(1, PAGES - first + 1)]
+    shapes = [(first, count, ((1 << count) - 1) << first) for count in (1, 2, 3) for first in range(PAGES - count + 1)]
     chosen = draw.choices(range(len(shapes)), k=1_000_000)
     kinds = draw.choices(range(9), k=1_000_000)
     for number, (shape, kind) in enumerate(zip(chosen, kinds, strict=True)):
@@ -193,9 +192,9 @@ def test_a_million_random_operations_keep_the_books() -> None:
         first, count, run = shapes[shape]
         mask = masks[which]
         if kind == 8:
-            fits = used - claimed + count <= CAPACITY
+            fits = used - claimed + count <= capacity
         elif kind < 4:
-            fits = not mask & run and used + count <= CAPACITY
+            fits = not mask & run and used + count <= capacity
         else:
             fits = mask & run == run
         try:
@@ -214,9 +213,9 @@ def test_a_million_random_operations_keep_the_books() -> None:
             assert fits
         if number % 1000 == 0:
             said = arena.statistics()
-            assert said.used == used and said.kept + used <= CAPACITY
+            assert said.used == used and said.kept + used <= capacity
             assert [region.mapped for region in regions] == [mask.bit_count() for mask in masks]
-    assert arena.statistics().mapped > 1_000_000
+    assert arena.statistics().mapped > 200_000
 
 
 class Model(RuleBasedStateMachine):

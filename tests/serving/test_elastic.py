@@ -314,7 +314,7 @@ def test_what_is_not_covered_is_refused_by_its_name(elastic: ModuleType) -> None
     class SWATokenToKVPoolAllocator:
         page_size = 64
 
-    with pytest.raises(Unavailable, match="MLATokenToKVPool.*ELASTIC_KV=false"):
+    with pytest.raises(Unavailable, match=r"MLATokenToKVPool.*ELASTIC_KV=false"):
         elastic_pool.require(MLATokenToKVPool())
     with pytest.raises(Unavailable, match=r"SWATokenToKVPoolAllocator \(pages of 64 tokens\)"):
         elastic_pool.allocator(SWATokenToKVPoolAllocator())
@@ -325,7 +325,7 @@ def test_what_is_not_covered_is_refused_by_its_name(elastic: ModuleType) -> None
     configurator = SimpleNamespace(server_args=arguments, kv_cache_dtype=torch.bfloat16, post_capture_kv_active=False)
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, PageMajorMHATokenToKVPool
 
-    with pytest.raises(Unavailable, match="speculative decoding.*EAGLE"):
+    with pytest.raises(Unavailable, match=r"speculative decoding.*EAGLE"):
         elastic_pool.pool(configurator, MHATokenToKVPool, None)
     with pytest.raises(Unavailable, match="PageMajorMHATokenToKVPool"):
         elastic_pool.pool(configurator, PageMajorMHATokenToKVPool, None)

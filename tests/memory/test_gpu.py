@@ -1,0 +1,80 @@
+"""The arena on a GPU: the driver's own pages, torch's tensors and allocations on them."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from core.memory.arena import open_arena, view
+from core.memory.job_heap import JobHeap
+from core.memory.rows import Rows
+from core.memory.swap import Rate, Swappable, paced
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda", 0)
+MIB = 2**20
+
+
+def test_content_stays_behind_its_address_while_rows_come_and_go() -> None:
+    arena = open_arena(GPU, 64 * MIB)
+    assert arena.page_bytes == 2 * MIB
+    rows = Rows(arena, "kv", [2048, 2048], tokens=8192)
+    rows.resize(rows.most)
+    key = rows.tensor(0, (8192, 512), torch.float32)
+    key[:] = torch.arange(8192, device=GPU)[:, None]
+    torch.cuda.synchronize()
+    rows.resize(2)
+    rows.resize(5)
+    assert torch.equal(key[:2048, 0].cpu(), torch.arange(2048.0))
+    assert arena.statistics().used == 10
+
+
+def test_a_captured_graph_runs_on_after_its_memory_was_away() -> None:
+    arena = open_arena(GPU, 16 * MIB)
+    region = arena.reserve("job", 4)
+    region.map(0, 4)
+    data = view(arena, region, (2 * MIB,), torch.float32)
+    data.fill_(1.0)
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        data.add_(1.0)
+    torch.cuda.synchronize()
+    region.unmap(0, 4)
+    region.map(0, 4)
+    data.fill_(5.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert float(data[0]) == float(data[-1]) == 6.0
+
+
+def test_a_jobs_allocations_come_from_the_arena_and_are_capped() -> None:
+    arena = open_arena(GPU, 512 * MIB)
+    heap = JobHeap(arena, "job 1", 128 * MIB)
+    with heap.allocating():
+        kept = torch.zeros(32 * MIB // 4, device=GPU)
+        assert heap.used_bytes >= 32 * MIB
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(256 * MIB, dtype=torch.uint8, device=GPU)
+        assert "128" in heap.refusal or "64" in heap.refusal
+        again = torch.ones(8 * MIB // 4, device=GPU)
+    assert float(kept.sum() + again.sum()) == 2 * MIB
+    del kept, again, heap
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert arena.statistics().used == 0
+
+
+def test_state_moves_to_page_locked_memory_and_back() -> None:
+    arena = open_arena(GPU, 256 * MIB)
+    state = Swappable(arena, "job 1", [(16 * MIB // 4,), (48 * MIB // 4,)], torch.float32, window=8 * MIB)
+    for tensor in state.tensors:
+        tensor.normal_()
+    sums = [float(tensor.double().sum()) for tensor in state.tensors]
+    torch.cuda.synchronize()
+    assert paced(state.out(), Rate()) == 64 * MIB
+    assert arena.statistics().used == 0
+    assert paced(state.back(), Rate()) == 64 * MIB
+    assert [float(tensor.double().sum()) for tensor in state.tensors] == sums
