@@ -23,6 +23,7 @@ page = st.navigation(
         st.Page("views/playground.py", title="Playground", icon=":material/forum:"),
         st.Page("views/targets.py", title="Targets", icon=":material/target:"),
         st.Page("views/alerts.py", title="Alerts", icon=":material/notifications:"),
+        st.Page("views/memory.py", title="Memory", icon=":material/grid_view:"),
         st.Page("views/engine.py", title="Engine", icon=":material/memory:"),
         st.Page("views/tenants.py", title="Tenants", icon=":material/group:"),
         st.Page("views/audit.py", title="Audit", icon=":material/history:"),

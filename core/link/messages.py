@@ -95,19 +95,9 @@ class MemoryOwner(msgspec.Struct, frozen=True):
     high_water_bytes: int
 
 
-class MemoryEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that changed hands at `time` (Unix seconds): `granted` to the job, `reclaimed` from it, the KV cache set to
-    grow or shrink by so much."""
-
-    time: float
-    kind: Literal["granted", "reclaimed", "kv_grows", "kv_shrinks"]
-    bytes: int
-    reason: str = ""
-
-
 class MemoryView(msgspec.Struct, frozen=True, kw_only=True):
-    """The arena that KV cache and finetuning share, and what happened to it since the last report. `kept_bytes`: free,
-    and ready to be mapped; `kv_tokens`: slots that requests may hold now, of `kv_most_tokens`."""
+    """The arena that KV cache and finetuning share. `kept_bytes`: free, and ready to be mapped; `kv_tokens`: slots that
+    requests may hold now, of `kv_most_tokens`."""
 
     page_bytes: int
     capacity_bytes: int
@@ -117,7 +107,6 @@ class MemoryView(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     kv_most_tokens: int
     owners: tuple[MemoryOwner, ...] = ()
-    events: tuple[MemoryEvent, ...] = ()
 
 
 # ---- engine → control ------------------------------------------------------------------------------------------------

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
 import torch
 
-from core.link.messages import MemoryEvent, MemoryOwner, MemoryView
+from core.link.messages import MemoryOwner, MemoryView
 from core.memory.arena import Arena, ArenaFull, OutOfMemory
 from core.memory.broker import Decision, FinetuneView, KvView, Ledger, Marks, cap, decide
 from core.memory.share import JobShare
 
 # Decisions are for pages, which come and go in milliseconds: not every step needs one.
 _EVERY_S = 0.02
-_EVENTS = 64
 KV_OWNER = "kv cache"
+
+Code = Literal["memory_granted", "memory_reclaimed", "kv_grows", "kv_shrinks"]
+_WORDS: dict[Code, str] = {
+    "memory_granted": "the job gets {:.1f} MiB",
+    "memory_reclaimed": "the job gives up {:.1f} MiB",
+    "kv_grows": "the KV cache grows by {:.1f} MiB",
+    "kv_shrinks": "the KV cache shrinks by {:.1f} MiB",
+}
 
 
 class KvPool(Protocol):
@@ -56,7 +62,7 @@ class Broker:
         self._ledger = Ledger()
         self._share: JobShare | None = None
         self._looked_at = float("-inf")
-        self._events: deque[MemoryEvent] = deque(maxlen=_EVENTS)
+        self._news: list[tuple[Code, str]] = []
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
@@ -116,7 +122,7 @@ class Broker:
             pages = share.activations
             restart()
             share.give_up_activations()
-            self._note("reclaimed", pages, decision.reason)
+            self._note("memory_reclaimed", pages, decision.reason)
         if share is not None and decision.drop_job:
             stand_back()
         if decision.rows != kv.rows_of(kv.goal):
@@ -129,7 +135,7 @@ class Broker:
                 share.grant(decision.grant)
             except ArenaFull:
                 return  # not unmapped yet
-            self._note("granted", decision.grant, decision.reason)
+            self._note("memory_granted", decision.grant, decision.reason)
 
     # ---- views -------------------------------------------------------------------------------------------------------
 
@@ -160,17 +166,18 @@ class Broker:
         others = said.used - next((one.pages for one in said.owners if one.name == KV_OWNER), 0)
         return said.capacity - said.lost - others - self._kv.pages_of(self._kv.goal)
 
-    def _note(self, kind: Literal["granted", "reclaimed", "kv_grows", "kv_shrinks"], pages: int, reason: str) -> None:
-        self._events.append(
-            MemoryEvent(time=time.time(), kind=kind, bytes=pages * self._kv.arena.page_bytes, reason=reason)
-        )
+    def _note(self, code: Code, pages: int, reason: str) -> None:
+        self._news.append((code, f"{_WORDS[code].format(pages * self._kv.arena.page_bytes / 2**20)}: {reason}"))
+
+    def news(self) -> list[tuple[Code, str]]:
+        """What changed hands since the last call, for people."""
+        news, self._news = self._news, []
+        return news
 
     def report(self) -> MemoryView:
-        """Who holds what now, and what has changed since the last report."""
+        """Who holds what now."""
         said = self._kv.arena.statistics()
         page = said.page_bytes
-        events = tuple(self._events)
-        self._events.clear()
         return MemoryView(
             page_bytes=page,
             capacity_bytes=said.capacity * page,
@@ -180,5 +187,4 @@ class Broker:
             owners=tuple(MemoryOwner(one.name, one.pages * page, one.high_water * page) for one in said.owners),
             kv_tokens=self._kv.size,
             kv_most_tokens=self._kv.most,
-            events=events,
         )

@@ -518,6 +518,9 @@ class Runtime:
                 memory=self._engine.memory.report() if self._engine.memory is not None else None,
             )
         )
+        if self._engine.memory is not None:
+            for code, text in self._engine.memory.news():
+                self._notice("info", code, text)
         self._interval = Interval(now, last_plan=plan)
         if now - self._learnt_at >= _LEARNT_EVERY_S:
             self._learnt_at = now

@@ -75,7 +75,7 @@ def _on_idle(original: Callable[[Any], None], scheduler: Any) -> None:
         original(scheduler)
 
 
-# ---- KV cache, in the scheduler process --------------------------------------------------------------------------------
+# ---- KV cache, in the scheduler process ------------------------------------------------------------------------------
 
 
 def _elastic(configurator: Any) -> bool:

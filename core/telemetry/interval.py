@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from core.api.schemas import TelemetryPoint
+from core.api.schemas import Memory, TelemetryPoint
 from core.link.messages import Telemetry
 
 Values = npt.NDArray[np.float64]
@@ -95,6 +96,7 @@ class Interval:
     plan: str = ""
     plan_reason: str = ""
     paused_reason: str | None = None
+    memory: dict[str, Any] | None = None
     target_ms: float | None = None
 
     @property
@@ -142,6 +144,7 @@ def of_message(message: Telemetry, itl_ms: Mapping[str | None, float]) -> Interv
         plan=f"{message.plan.policy} {message.plan.layout}",
         plan_reason=message.plan.reason,
         paused_reason=message.paused_reason,
+        memory=msgspec.to_builtins(message.memory),
         target_ms=itl_ms.get(None),
     )
 
@@ -153,6 +156,7 @@ _SUMMED = (
 )  # fmt: skip
 _LAST = (
     "end", "running", "waiting", "kv_used", "kv_total", "memory_bytes", "plan", "plan_reason", "paused_reason",
+    "memory",
     "target_ms",
 )  # fmt: skip
 
@@ -211,6 +215,7 @@ def point(interval: Interval) -> TelemetryPoint:
         plan_beside=interval.beside / steps,
         plan_reason=interval.plan_reason,
         paused_reason=interval.paused_reason,
+        memory=Memory.model_validate(interval.memory) if interval.memory is not None else None,
         target_ms=interval.target_ms,
         guard_pauses=interval.guard_pauses,
         guarded_share=min(1.0, interval.guarded_s / seconds),
