@@ -137,8 +137,9 @@ def everything(session: Session) -> list[AdapterRecord | AdapterAliasRecord]:
 
 def again(session: Session, record: AdapterRecord | AdapterAliasRecord) -> AdapterRecord | AdapterAliasRecord | None:
     """The record as it is now, for one of an earlier session."""
-    key = record.name if isinstance(record, AdapterRecord) else (record.name, record.alias)
-    return session.get(type(record), key)
+    if isinstance(record, AdapterRecord):
+        return session.get(AdapterRecord, record.name)
+    return session.get(AdapterAliasRecord, {"name": record.name, "alias": record.alias})
 
 
 def remove(session: Session, record: AdapterRecord | AdapterAliasRecord) -> None:

@@ -83,6 +83,13 @@ def resolved(session: Session, reference: str, param: str = "adapter") -> Adapte
     return adapters.require_version(adapter, int(found["version"][:9]) if found["version"] else None)
 
 
+def numbered(session: Session, reference: str) -> str:
+    """``name@alias`` as ``name@version``; what is no alias that there is stays as it is."""
+    name, _, alias = reference.partition("@")
+    record = rows.alias(session, name, alias) if alias else None
+    return f"{name}@{record.wanted_version}" if record is not None and not record.deleted else reference
+
+
 def _require(session: Session, name: str, alias: str) -> AdapterAliasRecord:
     record = rows.alias(session, name, alias)
     if record is None or record.deleted:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from core.api import presets, schemas
 from core.api.job_schemas import JobEstimate, JobSample
-from core.control import engines, estimates, pages, quotas, speed, webhooks
+from core.control import aliases, engines, estimates, pages, quotas, speed, webhooks
 from core.control import telemetry as history
 from core.control.context import Control, new_id
 from core.control.lifecycle import remark, transition
@@ -387,7 +387,7 @@ def parse_adapter(reference: str) -> tuple[str, int | None]:
     if version and not version.isdigit():
         raise Invalid(
             "initial_adapter",
-            f"initial_adapter is {reference!r}; give a name or name@version with a number, such as {name}@2",
+            f"initial_adapter is {reference!r}; give a name, name@version with a number, such as {name}@2, or an alias",
             "initial_adapter",
         )
     return name, int(version) if version else None
@@ -400,7 +400,7 @@ def _initial(session: Session, body: schemas.JobCreate) -> tuple[schemas.JobCrea
     """
     if body.initial_adapter is None:
         return body, None, None
-    name, version = parse_adapter(body.initial_adapter)
+    name, version = parse_adapter(aliases.numbered(session, body.initial_adapter))
     adapter: AdapterRecord | None = adapter_rows.find(session, name)
     row = adapter_rows.version_of(adapter, version) if adapter is not None else None
     if row is None:

@@ -10,7 +10,6 @@ from typing import Any
 from core.api import schemas
 from core.intake import readers, shapes, source
 from core.intake.findings import REASONS, Fault
-from core.intake.readers import Block
 from core.intake.rows import Chat
 from core.intake.shapes import Extra, Row, Shape
 
@@ -19,7 +18,7 @@ _EXAMPLE = 120
 
 
 def look(
-    path: Path, filename: str, columns: Mapping[str, str] | None = None, *, partial: bool
+    path: Path, filename: str, columns: Mapping[str, str] | None = None, *, partial: bool = False
 ) -> schemas.DatasetPreview:
     """The file's first rows under the mapping `columns` (role → column). `partial`: it is only the beginning of the
     file, so what is wrong with its end is left out.
@@ -29,9 +28,12 @@ def look(
     mapping = dict(columns or {})
     shapes.check_mapping(mapping)
     found = source.identify(path, filename, known_names=lambda names: shapes.known_names(names, mapping))
-    block = readers.parsed(next(found.blocks(found.columns or ()), Block([], [])))
-    numbered = list(zip(block.lines, block.records, strict=True))[: ROWS + 1]
-    if partial and len(numbered) == len(block.records) and numbered and isinstance(numbered[-1][1], Fault):
+    numbered: list[tuple[int, Any]] = []
+    for block in map(readers.parsed, found.blocks(found.columns or ())):
+        numbered += zip(block.lines, block.records, strict=True)
+        if len(numbered) > ROWS:
+            break
+    if partial and len(numbered) <= ROWS and numbered and isinstance(numbered[-1][1], Fault):
         numbered.pop()
     numbered = numbered[:ROWS]
     records = [record for _, record in numbered if not isinstance(record, Fault)]

@@ -40,6 +40,29 @@ def test_a_name_is_its_newest_version_an_id_stays_what_it_was(
     assert [found.version for found in datasets.page(control, 10, None).items] == [2, 1]
 
 
+def test_the_same_rows_make_no_new_version_whatever_the_file(
+    control: Control, dataset: schemas.Dataset, tmp_path: Path
+) -> None:
+    path = tmp_path / "rivers.jsonl"
+    path.write_text("\n" + path.read_text())
+    assert datasets.store(control, path, "other.jsonl", "1" * 64, "rivers", None, True) == (dataset, False)
+    assert len(list((control.data_dir / "datasets").iterdir())) == 1
+    again(control, tmp_path, True)
+    assert datasets.store(control, path, "other.jsonl", "1" * 64, "rivers", None, True)[0].version == 1
+
+
+def test_rows_of_another_models_tokens_are_a_version(
+    control: Control, dataset: schemas.Dataset, tmp_path: Path, small_tokenizer: Path
+) -> None:
+    control.settings.engine.model = small_tokenizer
+    path = tmp_path / "rivers.jsonl"
+    found, is_new = datasets.store(control, path, path.name, "0" * 64, "rivers", None, True)
+    assert (found.version, is_new) == (2, True)
+    assert datasets.rendered(control, found.id, 6, 10)[0].index == 6
+    text = "".join(token.text for token in datasets.rendered(control, found.id, 0, 1)[0].tokens if token.trained)
+    assert text == "down down down down to sea 0.<|im_end|>"
+
+
 def test_a_taken_name_is_found_out_before_and_at_the_upload(
     control: Control, dataset: schemas.Dataset, tmp_path: Path
 ) -> None:

@@ -73,6 +73,19 @@ UNCLOSED = """
 {%- for m in messages -%}{{ '### ' + m.role + ':\n' + m.content + '\n\n' }}{%- endfor -%}
 {{ '### assistant:\n' if add_generation_prompt else '' }}"""
 
+TOOLS = """
+{%- if tools %}{{ '<|im_start|>system\n' }}
+{%- for t in tools %}{{ t.function | tojson + '\n' }}{% endfor %}{{ '<|im_end|>\n' }}
+{%- endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'assistant' and m.tool_calls -%}
+{{ '<|im_start|>assistant\n' + m.content }}
+{%- for call in m.tool_calls %}{{ '<|header|>' + call.function | tojson + '<|/header|>' }}{% endfor -%}
+{{ '<|im_end|>\n' }}
+{%- else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif -%}
+{%- endfor -%}
+{{ '<|im_start|>assistant\n' if add_generation_prompt else '' }}"""
+
 TEMPLATES = {
     "chatml": CHATML,
     "headers": HEADERS,
@@ -81,6 +94,7 @@ TEMPLATES = {
     "reasoning": REASONING,
     "tagged": TAGGED,
     "unclosed": UNCLOSED,
+    "tools": TOOLS,
 }
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|header|>", "<|/header|>", "<|eot|>", "<turn>", "</turn>"]
 

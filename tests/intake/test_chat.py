@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from core.intake import chat, tokenizer
 from core.intake.tokenizer import Tokenizer
 from tests.intake import models
 
-Chat = list[dict[str, str]]
+Chat = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +132,44 @@ def test_plain_text_is_trained_whole_between_bos_and_eos(tmp_path: Path) -> None
     row = chat.encode(tok, [{"role": "text", "content": "The old bridge."}])
     assert tok.decode(row.ids.tolist()) == "<s>The old bridge.</s>"
     assert row.trained.all()
+
+
+CALL = {"type": "function", "function": {"name": "tide", "arguments": {"harbour": "Porto"}}}
+TOOL = {"type": "function", "function": {"name": "tide", "description": "The next tide.", "parameters": {}}}
+ASKED = [
+    {"role": "user", "content": "When?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "Noon."},
+    {"role": "assistant", "content": "At noon."},
+]
+
+
+def test_calls_of_tools_are_trained_whole_and_their_results_are_not(folders: dict[str, Path]) -> None:
+    tok = tokenizer.load(folders["tools"])
+    row = chat.encode(tok, ASKED, [TOOL])
+    text = tok.decode(row.ids.tolist())
+    assert '"description": "The next tide."' in text
+    assert trained_texts(tok, row) == [
+        '<|header|>{"name": "tide", "arguments": {"harbour": "Porto"}}<|/header|><|im_end|>',
+        "At noon.<|im_end|>",
+    ]
+
+
+def test_a_template_that_would_leave_tools_out_refuses_them_and_says_which(folders: dict[str, Path]) -> None:
+    tok = tokenizer.load(folders["chatml"])
+    assert tokenizer.load(folders["tools"]).tool_support == (True, True, True)
+    assert tok.tool_support == (False, True, False)
+    with pytest.raises(Invalid, match="does not write calls of tools and lists of tools") as caught:
+        chat.encode(tok, ASKED, [TOOL])
+    assert caught.value.code == "tools"
+
+
+def test_an_answer_of_weight_0_is_read_and_not_trained(folders: dict[str, Path]) -> None:
+    tok = tokenizer.load(folders["chatml"])
+    messages = dialogue("One?", "Perhaps two.", "Sure?", "Two.")
+    row = chat.encode(tok, [messages[0], {**messages[1], "weight": 0}, *messages[2:]])
+    assert trained_texts(tok, row) == ["Two.<|im_end|>"]
+    assert "Perhaps two." in tok.decode(row.ids.tolist())
 
 
 def test_a_template_that_forces_words_into_the_answer_is_refused(tmp_path: Path) -> None:

@@ -327,6 +327,41 @@ def test_a_control_token_in_the_text_is_remarked(inbox: Inbox, tok: Tokenizer) -
     assert finding(report, "control_token").examples == ["line 1: '<|im_end|>'"]
 
 
+def test_rows_longer_than_a_jobs_default_are_remarked(inbox: Inbox, tok: Tokenizer) -> None:
+    report = inbox.take(jsonl(pair(), pair("Long?", "word " * 80)), tokenizer=tok, usual_tokens=64)
+    remark = finding(report, "long_rows")
+    assert remark.count == 1
+    assert remark.examples[0].startswith("line 2: ")
+    assert "64 are usual" in remark.examples[0]
+
+
+def test_the_report_has_lengths_and_languages(inbox: Inbox, tok: Tokenizer) -> None:
+    english = pair("What is the way to the harbour?", "It is the first street on the left.")
+    german = pair("Wo ist der Hafen und wie komme ich hin?", "Es ist nicht weit, gehen Sie mit mir.")
+    report = inbox.take(jsonl(english, german, german), tokenizer=tok)
+    assert report.languages == {"de": 2, "en": 1}
+    assert report.length_unit == "tokens"
+    assert sum(bucket.rows for bucket in report.lengths) == 3
+    assert report.longest_row_tokens is not None
+    assert report.lengths[-1].up_to / 2 < report.longest_row_tokens <= report.lengths[-1].up_to
+    assert inbox.take(jsonl(english)).length_unit == "bytes"
+
+
+def test_the_same_rows_have_the_same_content_hash_in_every_format_and_no_other_rows_have(inbox: Inbox) -> None:
+    records = [pair(f"Number {n}?", f"{n} " + "x" * (n % 900)) for n in range(9000)]
+    table = "prompt,completion\n" + "".join(f"{r['prompt']},{r['completion']}\n" for r in records)
+    uploads = [(jsonl(*records), "a.jsonl"), (json.dumps(records, indent=1), "a.json"), (table, "a.csv")]
+    hashes = [inbox.take(content, name).content_sha256 for content, name in uploads]
+    assert len(set(hashes)) == 1
+    records[8999] = pair("Number 8999?", "another")
+    assert inbox.take(jsonl(*records)).content_sha256 not in hashes
+    turns = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}]
+    weighed = [turns[0], {**turns[1], "weight": 0}]
+    told = {inbox.take(jsonl({"messages": m, **more})).content_sha256
+            for m, more in ((turns, {}), (weighed, {}), (turns, {"tools": [{"name": "tide"}]}))}  # fmt: skip
+    assert len(told) == 3
+
+
 # ---- what is stored --------------------------------------------------------------------------------------------------
 
 
@@ -357,6 +392,28 @@ def test_a_row_that_the_template_refuses_is_named(inbox: Inbox, tmp_path: Path) 
     )
     assert (error.code, error.report.rows if error.report else None) == ("chat_template", 1)
     assert "line 2: The model's chat template refuses the roles system, user, assistant" in error.message
+
+
+def test_tools_are_kept_as_openai_writes_them_and_the_template_that_lacks_them_refuses_the_row(
+    inbox: Inbox, tok: Tokenizer
+) -> None:
+    odd = (SAMPLES / "odd" / "tools_sharegpt.jsonl").read_text()
+    inbox.take(odd)
+    (row,) = rows.read(inbox.stored, 0, 10)
+    assert [message.role for message in row.messages] == ["user", "assistant", "tool", "assistant"]
+    arguments = {"name": "tide", "arguments": {"harbour": "Porto"}}
+    assert row.messages[1].tool_calls == [{"type": "function", "function": arguments}]
+    assert row.tools is not None
+    assert row.tools[0]["function"]["name"] == "tide"
+    error = inbox.refused(odd + jsonl(json.loads(odd)), tokenizer=tok)
+    assert (error.code, error.report.rows_read if error.report else None) == ("tools", 2)
+    assert "line 1: The chat template of model" in error.message
+
+
+def test_a_normalised_file_can_be_uploaded_again(inbox: Inbox) -> None:
+    first = inbox.take((SAMPLES / "odd" / "tools_openai.jsonl").read_text())
+    again = inbox.take(inbox.stored.read_bytes(), "again.parquet")
+    assert (again.format, again.content_sha256) == ("OpenAI chat (Parquet)", first.content_sha256)
 
 
 def test_a_model_without_template_is_told_once_and_not_per_row(inbox: Inbox, tmp_path: Path) -> None:
@@ -400,6 +457,22 @@ def test_rows_of_many_blocks_keep_order_lines_and_numbers(inbox: Inbox) -> None:
         assert [row.messages[0].content for row in rows.read(inbox.stored, 6999, 2)] == ["Number 6999?", "an answer"]
         assert rows.line(inbox.stored, 7000) == {"a.jsonl": 7001, "a.json": 4 * 7000 + 2}[name]
         assert rows.count(inbox.stored) == 9000
+
+
+def test_cancelling_does_not_wait_for_the_end_of_a_block(inbox: Inbox, tok: Tokenizer) -> None:
+    looks = 0
+
+    def progress(read: int, size: int) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            raise KeyboardInterrupt
+
+    content = jsonl(*[pair(f"Number {n}?", "on and on") for n in range(5 * dataset.TOKENIZE_ROWS)])
+    assert len(content) < 2 << 20, "one block"
+    with pytest.raises(KeyboardInterrupt):
+        inbox.take(content, tokenizer=tok, progress=progress)
+    assert list(inbox.stored.parent.iterdir()) == []
 
 
 # ---- many at once and one by one -------------------------------------------------------------------------------------
