@@ -179,10 +179,8 @@ def show_form() -> None:
     for kind, (name, meaning) in _KINDS.items():
         target = first_of(read.targets, kind)
         percentiles = sorted({*_PERCENTILES, percentile_of(target)})
-        words, value, share = st.columns([2, 1, 1], vertical_alignment="center")
-        on = words.toggle(
-            f"**{name}** :small[:gray[{meaning}]]", target is not None, key=f"{kind}_on", bind="query-params"
-        )
+        words, value, share = st.columns([1, 1.3, 1], vertical_alignment="center")
+        on = words.toggle(f"**{name}**", target is not None, key=f"{kind}_on", bind="query-params", help=meaning)
         value.number_input(
             f"{name} target, ms", 0.0, 600_000.0, target.ms if target else None, 1.0, "%.1f", key=f"{kind}_ms",
             bind="query-params", placeholder="ms" if on else "no target", disabled=not on,
