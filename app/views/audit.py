@@ -64,7 +64,7 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
         or None
     )
     outcome = st.selectbox("Outcome", ["all", *_OUTCOMES], key="audit_outcome", bind="query-params", width=160)
-wanted = {"user": user, "text": text, "outcome": None if outcome == "all" else outcome}
+wanted: dict[str, Any] = {"user": user, "text": text, "outcome": None if outcome == "all" else outcome}
 with reading("the audit log"):
     entries = leaf_through("audit", lambda cursor: client().audit(ROWS, cursor, **wanted), of=str(wanted))
 if entries:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from streamlit import config
 
 from core.api.schemas import Dataset
 from core.client import TERMINAL, Client
@@ -28,6 +29,12 @@ class Backstage:
     client: Client
     url: str
     data_dir: Path
+
+
+@pytest.fixture(scope="package", autouse=True)
+def listens_here() -> None:
+    """As the console's configuration has it; a page that is run without a server does not read that."""
+    config.set_option("server.address", "127.0.0.1")
 
 
 @pytest.fixture(scope="package")

@@ -1,0 +1,77 @@
+"""The API does what its description says: requests made from it find no fault, and no answer that is not described."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given
+from hypothesis import settings as limits
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from core.config import Settings
+from tests.api.serving import headers, plain, served
+
+# More by hand: HARLI_EXAMPLES=200.
+EXAMPLES = int(os.environ.get("HARLI_EXAMPLES", "2"))
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+# A stream without end, and two that measure for seconds.
+LONG = ["/api/events", "/api/doctor", "/api/frontier"]
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    with served(tmp_path_factory.mktemp("described"), max_upload_mib=1) as chosen:
+        yield chosen
+
+
+def test_nothing_that_it_describes_makes_a_fault(described: Settings) -> None:
+    with plain(described) as http:
+        schema = schemathesis.openapi.from_dict(http.get("/api/openapi.json", timeout=60).json())
+    schema.config.update(base_url=described.api_url)
+    shown = headers(described)
+    faults: list[str] = []
+    answers: Counter[int] = Counter()
+    tried = 0
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if operation.path in LONG:
+            continue
+
+        @limits(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy())
+        def run(case: schemathesis.Case) -> None:
+            response = case.call(headers=shown)
+            answers[response.status_code] += 1
+            # The engine is not there.
+            if response.status_code != 503 or b"engine" not in response.content:
+                case.validate_response(response, checks=CHECKS)
+
+        try:
+            run()
+        except (AssertionError, BaseExceptionGroup) as error:
+            faults.append(f"{operation.label}: {_told(error)}")
+        tried += 1
+    assert tried > 60
+    assert answers[200] > tried / 3, f"most are let in: {answers}"
+    assert not faults, "\n\n".join(faults)
+
+
+def _told(error: BaseException) -> str:
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
+    return "\n".join(str(one)[:1500] for one in inner)
