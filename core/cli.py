@@ -460,9 +460,9 @@ def targets_set(
     version: Annotated[int | None, typer.Option(help="Refuse when the targets are no longer of this version.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Replace the targets by those given, e.g. `harli targets set itl=60 ttft=2000@0.95`. One with days, hours or a zone
-    counts in that part of the week and then goes before the one that always counts; one with a tenant counts for the
-    requests of that tenant's adapters."""
+    """Replace the targets by those given, e.g. `harli targets set itl=60 ttft=2000@0.95`. One with days, hours or a
+    zone counts in that part of the week and then goes before the one that always counts; one with a tenant counts for
+    the requests of that tenant's adapters."""
     parsed = [_target(text) for text in wanted]
     with connected() as client:
         _show_targets(client.set_targets(parsed, version), json)
@@ -491,7 +491,8 @@ def targets_frontier(json: AsJson = False) -> None:
         printing.say(f"No frontier: {found.missing}.")
         return
     shown = sorted([*found.points, *([found.now] if found.now else [])], key=lambda point: point.target_ms)
-    printing.say(f"{found.policy}, {found.batch} requests with {found.kv_tokens} KV tokens, from {found.source} figures")
+    load = f"{found.batch} requests with {found.kv_tokens} KV tokens"
+    printing.say(f"{found.policy}, {load}, from {found.source} figures")
     printing.table(shown, printing.FRONTIER_COLUMNS, "No points.")
     for note in found.notes:
         printing.say(f"note: {note}")
@@ -499,7 +500,7 @@ def targets_frontier(json: AsJson = False) -> None:
 
 @app.command()
 def notices(
-    code: Annotated[list[str] | None, typer.Option("--code", help="guard, guard_lifted, targets ...; may repeat.")] = None,
+    code: Annotated[list[str] | None, typer.Option("--code", help="guard, guard_lifted, targets ...")] = None,
     limit: Limit = 50,
     json: AsJson = False,
 ) -> None:

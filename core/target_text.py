@@ -14,8 +14,8 @@ USAGE = "itl=60, acme/tpot=80@0.95 or 'itl=40 mon-fri 09:00-17:00 Europe/Berlin'
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The fields of a `TargetBody`. Raises ValueError for what is not ``[TENANT/]KIND=MS[@QUANTILE] [WINDOW[; WINDOW]]``,
-    a window being ``[DAYS] [HH:MM-HH:MM] [ZONE]``."""
+    """The fields of a `TargetBody`. Raises ValueError for what is not ``[TENANT/]KIND=MS[@QUANTILE] [WINDOW[;
+    WINDOW]]``, a window being ``[DAYS] [HH:MM-HH:MM] [ZONE]``."""
     head, _, rest = text.strip().partition(" ")
     match = _TARGET.fullmatch(head)
     if match is None:

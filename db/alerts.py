@@ -32,7 +32,7 @@ class AlertRuleRecord(Base):
 
 
 class AlertRecord(Base):
-    """One time that a rule's condition held, from its beginning to its end; `value` is the last figure that was seen."""
+    """One time that a rule's condition held; `value` is the figure when its state changed last."""
 
     __tablename__ = "alerts"
     __table_args__ = (

@@ -1,4 +1,4 @@
-"""What engines, and those who follow them, had to tell people: the guard's reason, a fallback, other targets in force."""
+"""What engines and those who follow them had to tell people: the guard's reason, a fallback, other targets in force."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ class NoticeRecord(Base):
 
 
 def last(
-    session: Session, limit: int, *, engine_id: str | None = None, codes: tuple[str, ...] = (), before: int | None = None
+    session: Session,
+    limit: int,
+    *,
+    engine_id: str | None = None,
+    codes: tuple[str, ...] = (),
+    before: int | None = None,
 ) -> list[NoticeRecord]:
     """The newest first, of one engine or all, of some codes or all, those with an id below `before`."""
     query = select(NoticeRecord).order_by(NoticeRecord.id.desc()).limit(limit)

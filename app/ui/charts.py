@@ -177,8 +177,8 @@ def past(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Op
             {
                 "name": "guard", "type": "line", "data": [], "color": palette.stall,
                 "markArea": {"silent": True, "itemStyle": {"color": palette.stall, "opacity": 0.22}, "data": held},
-            }  # fmt: skip
-        )
+            }
+        )  # fmt: skip
     option = _option(series, _window(points, seconds), "", 1)
     option["grid"]["right"] = 4
     option["yAxis"] = [

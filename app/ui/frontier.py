@@ -9,8 +9,8 @@ from core.api.schemas import FrontierPoint
 
 
 def at(points: Sequence[FrontierPoint], target_ms: float) -> FrontierPoint:
-    """The frontier at a target: linear between its neighbours, the nearest end outside of them; the layout is that of the
-    nearer one. `points` are in order of their targets, at least one."""
+    """The frontier at a target: linear between its neighbours, the nearest end outside of them; the layout is that of
+    the nearer one. `points` are in order of their targets, at least one."""
     targets = [point.target_ms for point in points]
     index = bisect_left(targets, target_ms)
     if index == 0 or index == len(points):

@@ -24,7 +24,7 @@ def draw(tenants: Sequence[str]) -> TargetBody | None:
     kind = right.selectbox("Kind", kinds, format_func=str.upper, key="new_target_kind")
     value = left.number_input("ms", 0.1, 600_000.0, None, 1.0, "%.1f", key="new_target_ms")
     share = right.selectbox(
-        "Percentile", _PERCENTILES, _PERCENTILES.index(99.0), format_func=lambda p: f"p{p:g}", key="new_target_percentile"
+        "Percentile", _PERCENTILES, _PERCENTILES.index(99.0), format_func=lambda p: f"p{p:g}", key="new_target_share"
     )
     windows = [_window()] if st.toggle("Only in a part of the week", key="new_target_weekly") else []
     if value is None:
@@ -37,8 +37,9 @@ def draw(tenants: Sequence[str]) -> TargetBody | None:
 
 def _window() -> TargetWindow:
     days: list[Weekday] = st.pills(
-        "Days", WEEKDAYS, selection_mode="multi", default=list(WEEKDAYS[:5]), format_func=str.title, key="new_target_days"
-    )
+        "Days", WEEKDAYS, selection_mode="multi", default=list(WEEKDAYS[:5]), format_func=str.title,
+        key="new_target_days",
+    )  # fmt: skip
     left, right = st.columns(2)
     start = left.time_input("From", time(9), key="new_target_start")
     end = right.time_input("To", time(17), key="new_target_end", help="At or before the start: on the next day")

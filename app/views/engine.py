@@ -1,5 +1,5 @@
-"""Engine: what serves here, with which settings and versions, the parts of Harli with their memory, and what the machine
-has and lacks."""
+"""Engine: what serves here, with which settings and versions, the parts of Harli with their memory, and what the
+machine has and lacks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def show_live() -> None:
     served = " · ".join(part for part in (engine.model, engine.device_name or engine.device) if part)
     st.markdown(f"{badge(f'engine {engine.state}', _ENGINE_TONES[engine.state])} {plain(served)}")
     if engine.state == "absent":
-        st.caption("No engine has reported yet. Loading a model takes some seconds to minutes; the parts say how far it is.")
+        st.caption("No engine has reported yet. Loading a model takes seconds to minutes; the parts say how far it is.")
     tiles(figures(now), key="engine", columns=5)
     show_parts()
 

@@ -38,7 +38,8 @@ _PICKED = "_frontier_picked"
 def first_of(targets: list[TargetBody], kind: Kind) -> TargetBody | None:
     """The target that the form edits: the first one of the kind that is everyone's and always counts. All others have
     lines of their own below."""
-    return next((target for target in targets if target.kind == kind and not target.tenant and not target.windows), None)
+    plain_ones = (target for target in targets if target.kind == kind and not target.tenant and not target.windows)
+    return next(plain_ones, None)
 
 
 def further(targets: list[TargetBody]) -> list[TargetBody]:
@@ -350,8 +351,8 @@ def show_past() -> None:
     st.markdown("**What the guard and the schedule did**")
     if not told:
         st.caption(
-            "Nothing yet. When gaps pass the target four times in twenty steps, the guard stops finetuning whatever the "
-            "policy plans; its reason then stands here, and so does every change of the targets in force."
+            "Nothing yet. When gaps pass the target four times in twenty steps, the guard stops finetuning whatever "
+            "the policy plans; its reason then stands here, and so does every change of the targets in force."
         )
         return
     columns = [Column("What", "badge"), Column("Why"), Column("When", "time")]

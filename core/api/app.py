@@ -14,7 +14,6 @@ from starlette.middleware.cors import CORSMiddleware
 from core.api import errors, gate, openai_errors, proxy, security, upload
 from core.api.doctor import Examination
 from core.api.events import Broadcaster
-from core.api.simulator import Simulator
 from core.api.routes import (
     adapters,
     alerts,
@@ -29,6 +28,7 @@ from core.api.routes import (
     tenants,
     webhooks,
 )
+from core.api.simulator import Simulator
 from core.config import Settings
 from core.control.context import open_control
 from core.control.owner import Owner

@@ -1,4 +1,4 @@
-"""`harli doctor` for the console: run as a process of its own, since it imports the engine's libraries to look at them."""
+"""`harli doctor` for the console: a process of its own, since it imports the engine's libraries to look at them."""
 
 from __future__ import annotations
 

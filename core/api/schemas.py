@@ -468,7 +468,7 @@ class Part(BaseModel):
     restarts: int = 0
     message: str = ""
     since: datetime
-    memory_bytes: int | None = Field(None, description="resident memory of the part and its children, when it runs here")
+    memory_bytes: int | None = Field(None, description="resident memory of the part and its children, here")
 
 
 class MemoryOwner(BaseModel):

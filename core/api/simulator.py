@@ -1,5 +1,5 @@
-"""What-if questions to the simulator, which runs as a process of its own: it computes for seconds, and neither the event
-loop nor the interpreter lock of the API may be held for that long."""
+"""What-if questions to the simulator, which runs as a process of its own: it computes for seconds, and neither the
+event loop nor the interpreter lock of the API may be held for that long."""
 
 from __future__ import annotations
 

@@ -98,29 +98,38 @@ class Look:
 
     def value(self, rule: AlertRuleRecord) -> float | None:
         """The rule's figure now; None when there is none."""
-        match rule.metric:
+        present = self._present(rule.metric)
+        return present if present is not None else self._measured(rule)
+
+    def _present(self, metric: str) -> float | None:
+        """A figure of the store or of the parts at this moment; None when the metric is not one of those."""
+        value: float | None = None
+        match metric:
             case "engine_ready":
                 engine = engines.current(self.session)
-                return float(engine is not None and engine.state == "ready")
+                value = float(engine is not None and engine.state == "ready")
             case "parts_down":
-                return float(sum(part.state in ("backing_off", "failed") for part in telemetry.parts(self.control)))
+                value = float(sum(part.state in ("backing_off", "failed") for part in telemetry.parts(self.control)))
             case "queued_jobs":
-                return float(job_rows.counts(self.session).get("queued", 0))
+                value = float(job_rows.counts(self.session).get("queued", 0))
             case "longest_wait_s":
                 waiting = job_rows.in_states(self.session, ("queued",))
                 since = min((job.state_since for job in waiting), default=self.at)
-                return (self.at - since).total_seconds()
-            case "finetune_tokens_s" if not job_rows.in_states(self.session, ("running",)):
-                return None
+                value = (self.at - since).total_seconds()
+        return value
+
+    def _measured(self, rule: AlertRuleRecord) -> float | None:
+        """A figure of the engine's reports over the rule's window; None without reports."""
         interval = self.control.window.last(rule.window_s, self.at.timestamp())
         if interval is None:
             return None
-        figures = point(interval)
+        if rule.metric == "finetune_tokens_s" and not job_rows.in_states(self.session, ("running",)):
+            return None
         if rule.metric == "waiting_requests":
-            return float(figures.waiting)
+            return float(interval.waiting)
         if rule.metric == "kv_used_share":
-            return figures.kv_used / figures.kv_total if figures.kv_total else None
-        value: float | None = getattr(figures, rule.metric)
+            return interval.kv_used / interval.kv_total if interval.kv_total else None
+        value: float | None = getattr(point(interval), rule.metric)
         return value
 
 

@@ -28,6 +28,7 @@ def view(session: Session) -> schemas.Engine:
     if record is None or record.state == "gone":
         return schemas.Engine(state="absent")
     hello = record.hello
+    told = notice_rows.last(session, _NOTICES, engine_id=record.id)
     held = [job.id for job in job_rows.in_states(session, job_rows.IN_ENGINE) if job.engine_id == record.id]
     return schemas.Engine.model_validate(
         {
@@ -36,7 +37,7 @@ def view(session: Session) -> schemas.Engine:
             "id": record.id,
             "running_job": held[0] if held else None,
             "since": record.since,
-            "notices": [notices.view(row) for row in reversed(notice_rows.last(session, _NOTICES, engine_id=record.id))],
+            "notices": [notices.view(row) for row in reversed(told)],
         }
     )
 

@@ -97,8 +97,8 @@ def _basis(control: Control, record: EngineRecord) -> tuple[Any, datetime | None
     learnt = record.learnt
     if learnt is None:
         return (
-            "this machine has no profile, and no finetune job has run long enough on this engine for it to know how long "
-            "its tasklets take; both a decode step and an optimizer step must have been seen"
+            "this machine has no profile, and no finetune job has run long enough on this engine for it to know how "
+            "long its tasklets take; both a decode step and an optimizer step must have been seen"
         )
     known = {
         "device": record.hello["device_name"],

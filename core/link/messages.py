@@ -68,8 +68,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A latency target: the `quantile` of `kind` stays under `ms`, for the requests of `tenant` (None: of everyone whose
-    tenant has no target of that kind)."""
+    """A latency target: the `quantile` of `kind` stays under `ms`, for the requests of `tenant` (None: of everyone
+    whose tenant has no target of that kind)."""
 
     kind: Literal["itl", "tpot", "ttft"]
     ms: float
@@ -255,8 +255,8 @@ class Goodbye(Message, frozen=True, kw_only=True, tag=True):
 
 
 class SetTargets(Message, frozen=True, kw_only=True, tag=True):
-    """Replace the targets; the next plan obeys them. `tenants`: whose each adapter is, by its name, of tenants that have
-    a target of their own."""
+    """Replace the targets; the next plan obeys them. `tenants`: whose each adapter is, by its name, of tenants that
+    have a target of their own."""
 
     version: int
     targets: tuple[Target, ...]

@@ -132,8 +132,8 @@ class MovingPredictor:
         self._tasklet_pools.clear()
 
     def learnt(self, layout: Layout) -> tuple[list[tuple[int, float, float]], dict[TaskletKind, tuple[float, float]]]:
-        """What is known of a layout: (padded batch, mean ms, bound ms) of its steps, (mean ms, bound ms) of its tasklets
-        by kind."""
+        """What is known of a layout: (padded batch, mean ms, bound ms) of its steps, (mean ms, bound ms) of its
+        tasklets by kind."""
         steps = [(size, cell.mean, cell.upper) for (at, size), cell in sorted(self._steps.items()) if at == layout]
         tasklets = {kind: (cell.mean, cell.upper) for (at, kind), cell in self._tasklets.items() if at == layout}
         return steps, tasklets

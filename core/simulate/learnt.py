@@ -48,8 +48,8 @@ class LearntMachine:
         self.device = Device(_profile(learnt, batch, kv_tokens))
         self.notes = (
             f"from what the engine on {learnt.device} has measured of itself so far, in batches of "
-            f"{', '.join(str(size) for size, *_ in learnt.steps)}; it has no profile, so that only the slack behind decode "
-            "steps is used",
+            f"{', '.join(str(size) for size, *_ in learnt.steps)}; it has no profile, so that only the slack behind "
+            "decode steps is used",
         )
 
     def predictor(self) -> MovingPredictor:
@@ -72,7 +72,9 @@ def _profile(learnt: Learnt, batch: int, kv_tokens: int) -> DeviceProfile:
     context = max(1.0, kv_tokens / max(batch, 1))
     plane = base + slope * sizes
     points = tuple(
-        (float(size), context, float(mean / over)) for size, mean, over in zip(sizes, means, plane, strict=True) if over > 0
+        (float(size), context, float(mean / over))
+        for size, mean, over in zip(sizes, means, plane, strict=True)
+        if over > 0
     )
     pages = ceil(4 * max(kv_tokens, KV_BLOCK_TOKENS) / KV_BLOCK_TOKENS) + 256
     scale = max(1.0, sum(learnt.mix.values()) / _MOST_TASKLETS)

@@ -25,8 +25,8 @@ _IDLE_S = 300.0
 
 
 class Question(BaseModel):
-    """`profile`: the path of what was measured on the machine, with what it leaves open; or `learnt`: what its engine has
-    seen. margin: the share of a target that the engine does not plan with."""
+    """`profile`: the path of what was measured on the machine, with what it leaves open; or else, from `device` on,
+    what its engine has learnt. margin: the share of a target that the engine does not plan with."""
 
     model_config = ConfigDict(extra="forbid")
 

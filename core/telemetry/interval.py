@@ -63,8 +63,8 @@ class Weighted:
 class Interval:
     """`seconds` of measurements that end at `end` (Unix seconds).
 
-    `judged` and `attained`: tokens of `itl` that a target applied to when they came, and those within it; `tenants`: the
-    same two of each tenant that has a target of its own. Counters are of the interval; `running` to `target_ms`
+    `judged` and `attained`: tokens of `itl` that a target applied to when they came, and those within it; `tenants`:
+    the same two of each tenant that has a target of its own. Counters are of the interval; `running` to `target_ms`
     (the tightest ITL target of everyone) are as of its end.
     """
 

@@ -102,7 +102,7 @@ def render(
     dispatcher: bool,
 ) -> bytes:
     """The whole exposition. `jobs`: number per state; `targets`: (kind, quantile, tenant or nothing, ms) of those in
-    force; `alerts`: number of firing ones per severity; `parts`: (name, state, restarts) of the supervised processes."""
+    force; `alerts`: number of firing ones per severity; `parts`: (name, state, restarts) of supervised processes."""
 
     class _All(Collector):
         def collect(self) -> Iterable[Metric]:

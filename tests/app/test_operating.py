@@ -1,5 +1,5 @@
-"""Targets, Alerts and Engine without a browser: what their pages hold and what their buttons do, in front of a served API
-with a peer in the engine's place."""
+"""Targets, Alerts and Engine without a browser: what their pages hold and what their buttons do, in front of a served
+API with a peer in the engine's place."""
 
 from __future__ import annotations
 

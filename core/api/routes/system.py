@@ -11,6 +11,7 @@ from sse_starlette import EventSourceResponse
 
 from core.api import schemas
 from core.api.depends import ControlDep, Cursor, Limit, PrincipalDep
+from core.api.doctor import Examination
 from core.control import engines, notices, targets, telemetry
 from core.control.context import Control
 from core.control.engines import in_words
@@ -89,7 +90,7 @@ def settings(control: ControlDep) -> dict[str, str]:
 
 @router.get("/doctor", summary="What the machine has and lacks")
 async def doctor(request: Request, control: ControlDep) -> schemas.Doctor:
-    """The report of `harli doctor`, on the machine of this API process; taken at most once a minute, in some seconds."""
+    """The report of `harli doctor` on the machine of this API process; taken at most once a minute, in seconds."""
     control.principal.require_platform("viewer")
     examination: Examination = request.app.state.examination
     return await examination.report()

@@ -30,8 +30,8 @@ def put(control: ControlDep, update: schemas.TargetsUpdate) -> schemas.Targets:
 
 @frontier_router.get("", summary="What each target would give finetuning")
 async def get_frontier(request: Request, control: ControlDep) -> schemas.Frontier:
-    """At the load of the last seconds; simulated beside the API, and answered from memory as long as the load stays as it
-    is. The first answer takes seconds."""
+    """At the load of the last seconds; simulated beside the API, and answered from memory as long as the load stays as
+    it is. The first answer takes seconds."""
     simulator: Simulator = request.app.state.simulator
     asked = await run_in_threadpool(frontier.ask, control)
     if asked.question is None:
