@@ -24,9 +24,12 @@ _NOT_CHANGES = frozenset(
         "job_events",
         "job_logs",
         "job_metrics",
+        "job_samples",
+        "finetune_usage",
         "leases",
         "operations",
         "telemetry",
+        "webhook_deliveries",
     }
 )
 _LONGEST = 200

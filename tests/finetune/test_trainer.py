@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,19 @@ def test_closing_gives_the_shared_model_back(tmp_path: Path) -> None:
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert not any(p.requires_grad for p in after.values())
+
+
+def test_closing_frees_what_the_job_held(tmp_path: Path) -> None:
+    base = small.model()
+    trainer = Trainer(base, small.spec(tmp_path), small.rows(), base_name="small")
+    run(trainer, steps=2)
+    held = [*lora.trainable(trainer._model).values(), *trainer._optimizer.masters.values()]
+    refs = [weakref.ref(tensor) for tensor in held]
+    del held
+    trainer.close()
+    del trainer
+    gc.collect()
+    assert refs and not [ref for ref in refs if ref() is not None]
 
 
 def test_the_saved_adapter_loads_in_plain_peft(tmp_path: Path) -> None:
