@@ -6,7 +6,7 @@ import streamlit as st
 
 from app.ui.data import live, settings
 from app.ui.text import plain
-from core.errors import HarliError
+from core.errors import HarliError, Unauthorized
 
 _ENGINE = {
     "ready": ":green-badge[:material/check_circle: engine ready]",
@@ -20,6 +20,9 @@ def status() -> None:
     """A few lines under the navigation; says so when the API cannot be reached."""
     try:
         now = live()
+    except Unauthorized:
+        st.markdown(":red-badge[:material/lock: not signed in]")
+        return
     except HarliError:
         st.markdown(":red-badge[:material/cloud_off: API unreachable]")
         st.caption(plain(settings().api_url))

@@ -1,0 +1,44 @@
+"""The Tenants page: a tenant, its user and a token, shown once and revoked; signing in with it."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from core.client import Client
+from core.errors import Unauthorized
+from tests.app.browser import shoot, visit
+from tests.app.conftest import Backstage
+
+pytestmark = pytest.mark.browser
+
+
+def test_a_token_is_made_shown_once_used_and_revoked(backstage: Backstage, page: Page) -> None:
+    if "acme" not in [tenant.name for tenant in backstage.client.tenants()]:
+        backstage.client.create_tenant("acme")
+    backstage.client.create_user("ann", "admin", "acme")
+    visit(page, f"{backstage.url}/tenants", "Tenants")
+    page.get_by_label("What it is for").fill("reading-room")
+    page.get_by_role("combobox", name="User").click()
+    page.get_by_role("option", name="ann · acme").click()
+    page.get_by_role("button", name="Make it").click()
+    shown = page.get_by_test_id("stCode").filter(has_text="harli_").first
+    expect(shown).to_be_visible()
+    token = shown.inner_text().strip()
+    expect(page.get_by_text("cannot be shown again")).to_be_visible()
+    shoot(page, "tenants")
+    with Client(backstage.client.base_url, token=token) as ann:
+        assert (ann.me().user, ann.me().tenant) == ("ann", "acme")
+        page.locator("[data-testid=stSidebar]").get_by_text("admin · default").click()
+        page.get_by_label("Sign in as, by API token").fill(token)
+        page.get_by_label("Sign in as, by API token").press("Enter")
+        expect(page.locator("[data-testid=stSidebar]").get_by_text("ann · acme")).to_be_visible()
+        page.get_by_text("reading-room", exact=True).first.click()
+        page.get_by_role("button", name="Revoke").first.click()
+        page.get_by_role("button", name="Revoke it").click()
+        expect(page.get_by_text("token_revoked")).to_be_visible()
+        with pytest.raises(Unauthorized):
+            ann.me()
+    page.locator("[data-testid=stSidebar]").get_by_text("ann · acme").or_(page.get_by_text("Token refused")).click()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.locator("[data-testid=stSidebar]").get_by_text("admin · default")).to_be_visible()
