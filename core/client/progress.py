@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 
 from core.api import schemas
 from core.client import html
 from core.client.files import Progress
+
+_PAUSE_S = 0.1
 
 
 def job_progress() -> Callable[[schemas.Job], None]:
@@ -26,8 +29,13 @@ def job_progress() -> Callable[[schemas.Job], None]:
 def upload_progress() -> Progress:
     """For ``harli.upload_dataset(path, on_progress=upload_progress())``."""
     show = _place()
+    shown_at = 0.0
 
     def update(sent: int, total: int) -> None:
+        nonlocal shown_at
+        if sent < total and time.monotonic() - shown_at < _PAUSE_S:
+            return
+        shown_at = time.monotonic()
         share = sent / total if total else 1.0
         text = f"sent {sent:,} of {total:,} bytes"
         show(text, f"<div>{text}{html.bar(share)}</div>")
@@ -44,7 +52,7 @@ def message_progress() -> Callable[[str], None]:
 def _place() -> Callable[[str, str], None]:
     """Where to show (text, HTML) so that the next one takes the place of the one before."""
     if not _in_a_notebook():
-        return _terminal
+        return _terminal()
     from IPython.display import display
 
     handle = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
@@ -55,12 +63,18 @@ def _place() -> Callable[[str, str], None]:
     return show
 
 
-def _terminal(text: str, _picture: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text}")
-    else:
-        sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+def _terminal() -> Callable[[str, str], None]:
+    """One line on a terminal; elsewhere, such as in a file, a line for each new text."""
+    before = ""
+
+    def show(text: str, _picture: str) -> None:
+        nonlocal before
+        if text != before:
+            before = text
+            sys.stderr.write(f"\r\x1b[K{text}" if sys.stderr.isatty() else f"{text}\n")
+            sys.stderr.flush()
+
+    return show
 
 
 def _in_a_notebook() -> bool:

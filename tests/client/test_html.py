@@ -110,12 +110,17 @@ def test_pandas_gets_the_same() -> None:
 
 
 def test_progress_outside_a_notebook_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    job_progress()(job())
-    upload_progress()(5, 10)
+    show = job_progress()
+    for _ in range(3):
+        show(job())
+    sent = upload_progress()
+    for done in (5, 6, 10):
+        sent(done, 10)
     assert capsys.readouterr().err.splitlines() == [
         "Sailor: running, step 3 of 12, loss 1.2500",
         "sent 5 of 10 bytes",
-    ]
+        "sent 10 of 10 bytes",
+    ], "no line twice, and none for every block"
 
 
 def test_a_client_does_not_show_its_token() -> None:
