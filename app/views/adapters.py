@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
-from app.ui.data import client, engine, settings
+from app.ui.data import client, settings
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
 from app.ui.states import badge
@@ -21,8 +23,12 @@ from core.api.schemas import Adapter, AdapterVersion
 _DEPLOYMENT_TONES: dict[str, Tone] = {
     "none": "idle", "loading": "busy", "deployed": "good", "unloading": "busy", "failed": "bad",
 }  # fmt: skip
+_ALIAS = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _SETTLED = ("none", "deployed", "failed")
-_CLI = "harli adapters upload my-adapter/ --name support-bot\nharli adapters deploy support-bot"
+_CLI = (
+    "harli adapters upload my-adapter/ --name support-bot\nharli adapters deploy support-bot\n"
+    "harli adapters promote support-bot prod"
+)
 _HTTP = (
     "curl -F file=@my-adapter.zip '{api}/api/adapters?name=support-bot'\n"
     "curl -X POST {api}/api/adapters/support-bot/deploy -H 'content-type: application/json' -d '{}'"
@@ -151,12 +157,113 @@ def undeploy(name: str) -> None:
 
 
 @st.fragment(run_every="1s")
-def watch(name: str, drawn: str) -> None:
+def watch(name: str, drawn: Sequence[str]) -> None:
     """While the engine loads or unloads: draw the page anew when that has ended."""
     with reading("the adapter"):
-        if client().adapter(name).deployment != drawn:
-            st.rerun()
+        found = client().adapter(name)
+    if [found.deployment, *(alias.deployment for alias in found.aliases)] != list(drawn):
+        st.rerun()
     st.caption("The engine is at it …")
+
+
+def promote(name: str, alias: str, version: int) -> None:
+    what = f"{name}@{alias}"
+    attempt(f"Promoting {what}", lambda: client().promote_adapter(name, alias, version), f"{what} is version {version}")
+
+
+def roll_back(name: str, alias: str) -> None:
+    what = f"{name}@{alias}"
+    attempt(f"Rolling {what} back", lambda: client().roll_back_adapter(name, alias), f"{what} is what it was before")
+
+
+def delete_alias(name: str, alias: str) -> None:
+    what = f"{name}@{alias}"
+    attempt(f"Deleting {what}", lambda: client().delete_alias(name, alias), f"{what} deleted")
+
+
+def promote_typed(name: str) -> None:
+    """Promote what the form below names."""
+    alias = st.session_state["alias_name"].strip()
+    if not _ALIAS.fullmatch(alias):
+        st.toast("An alias is a letter, then letters, digits and dashes, such as prod.", icon=":material/edit:")
+        return
+    promote(name, alias, st.session_state["alias_version"])
+
+
+def show_aliases(adapter: Adapter) -> None:
+    """The names that applications call, what they stand for, and the way to change it."""
+    numbers = [version.version for version in sorted(adapter.versions, key=lambda version: -version.version)]
+    with st.expander(
+        f"Aliases ({len(adapter.aliases)})", icon=":material/label:", key="aliases", expanded=bool(adapter.aliases)
+    ):
+        st.caption(
+            "Applications call an alias, and the version behind it can change. The engine serves it under its own "
+            "name; when it changes, the requests that use it end first."
+        )
+        for alias in adapter.aliases:
+            with st.container(horizontal=True, vertical_alignment="center", key=f"alias_{alias.alias}"):
+                tone = _DEPLOYMENT_TONES[alias.deployment]
+                st.markdown(f"`{alias.address}` → version {alias.wanted_version}", width="content")
+                st.markdown(badge(alias.deployment, tone), width="content")
+                if alias.history:
+                    st.button(
+                        f"Back to version {alias.history[-1]}", icon=":material/undo:", key=f"back_{alias.alias}",
+                        on_click=roll_back, args=(adapter.name, alias.alias),
+                    )  # fmt: skip
+                confirm(
+                    "Delete",
+                    f"Delete **{plain(alias.address)}**? Who calls it gets an error from then on; the version stays.",
+                    "Delete it",
+                    lambda alias=alias: delete_alias(adapter.name, alias.alias),  # type: ignore[misc]
+                    key=f"unalias_{alias.alias}",
+                )
+            if alias.error:
+                st.error(f"{plain(alias.error.message)}  \n`{alias.error.code}`", icon=":material/error:")
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            st.text_input("Alias", key="alias_name", placeholder="prod", max_chars=31, width=180)
+            st.selectbox("Version", numbers, key="alias_version", width=140)
+            st.button("Promote", icon=":material/publish:", key="promote", on_click=promote_typed, args=(adapter.name,))
+
+
+def lineage(version: AdapterVersion) -> str:
+    """Where a version comes from, in words."""
+    parts = [f"base `{version.base}`" if version.base else "base not known"]
+    if version.dataset:
+        parts.append(f"data set `{version.dataset}`")
+    if version.job_id:
+        parts.append(f"job `{version.job_id}`")
+    if version.parents:
+        parts.append("the sum of " + ", ".join(f"`{parent}`" for parent in version.parents))
+    return " · ".join(parts)
+
+
+def export(name: str, version: int) -> None:
+    def begin() -> None:
+        st.session_state["_merge"] = client().export_merged(name, version).id
+
+    attempt(f"Merging {name}@{version} into its base", begin, place="merge")
+
+
+def cancel_merge(operation_id: str) -> None:
+    attempt("Cancelling the merge", lambda: client().cancel_operation(operation_id), place="merge")
+
+
+@st.fragment(run_every="0.7s")
+def watch_merge(operation_id: str) -> None:
+    """How far a merged model is; then where to get it."""
+    with reading("the merge"):
+        found = client().operation(operation_id)
+    if found.state == "running":
+        share = min(found.done / found.total, 1.0) if found.total else 0.0
+        st.progress(share, f"Merging {found.subject} into its base: {size(found.done)} of {size(found.total)}")
+        st.button("Cancel", key="cancel_merge", on_click=cancel_merge, args=(operation_id,))
+    elif found.state == "succeeded":
+        url = f"{settings().api_url}/api/operations/{operation_id}/download"
+        st.success(f"{found.subject} is merged. It is kept for a day.", icon=":material/check_circle:")
+        st.code(f'curl -H "Authorization: Bearer $HARLI_TOKEN" -o {found.result} {url}', language="bash")
+    else:
+        why = found.error.message if found.error else "it was cancelled"
+        st.warning(f"{found.subject} was not merged: {plain(why)}", icon=":material/error:")
 
 
 def show_version(adapter: Adapter, version: AdapterVersion) -> None:
@@ -172,7 +279,7 @@ def show_version(adapter: Adapter, version: AdapterVersion) -> None:
                 f" · {size(version.bytes)} · sha256 {version.sha256[:12]}",
                 width="content",
             )
-        st.caption(f"Modules: {', '.join(f'`{module}`' for module in version.target_modules)}")
+        st.caption(f"{lineage(version)} · modules {', '.join(f'`{module}`' for module in version.target_modules)}")
         with st.container(horizontal=True, vertical_alignment="center"):
             if not served:
                 st.button(
@@ -182,6 +289,10 @@ def show_version(adapter: Adapter, version: AdapterVersion) -> None:
             st.download_button(
                 "Download", lambda: archive(adapter.name, version.version), f"{adapter.name}-v{version.version}.zip",
                 icon=":material/download:", on_click="ignore", key=f"download_{version.version}",
+            )  # fmt: skip
+            st.button(
+                "Merge into base", icon=":material/merge:", key=f"merge_{version.version}", on_click=export,
+                args=(adapter.name, version.version), help="The whole model with this version added, for other servers",
             )  # fmt: skip
             confirm(
                 "Delete",
@@ -224,18 +335,21 @@ def detail(adapter: Adapter) -> None:
         )
     if adapter.error:
         st.error(f"{plain(adapter.error.message)}  \n`{adapter.error.code}`", icon=":material/error:")
-    if adapter.deployment not in _SETTLED:
-        watch(adapter.name, adapter.deployment)
+    states = [adapter.deployment, *(alias.deployment for alias in adapter.aliases)]
+    if not all(state in _SETTLED for state in states):
+        watch(adapter.name, states)
+    show_faults("merge")
+    if "_merge" in st.session_state:
+        watch_merge(st.session_state["_merge"])
+    show_aliases(adapter)
     for version in sorted(adapter.versions, key=lambda version: -version.version):
         show_version(adapter, version)
     if adapter.deployed_version is not None:
-        with reading("the engine"):
-            served = engine()
         st.markdown("**Use it**")
-        body = {"model": f"{served.model}:{adapter.name}", "messages": [{"role": "user", "content": "Hello"}]}
+        body = {"model": adapter.name, "messages": [{"role": "user", "content": "Hello"}]}
         st.code(
-            f"curl {served.http_url}/v1/chat/completions -H 'content-type: application/json' \\\n"
-            f"  -d '{json.dumps(body)}'",
+            f'curl {client().base_url}/v1/chat/completions -H "authorization: Bearer $HARLI_TOKEN" \\\n'
+            f"  -H 'content-type: application/json' -d '{json.dumps(body)}'",
             language="bash",
         )
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
+from app.ui.bars import show_bars
 from app.ui.data import client, settings
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
 from app.ui.report import show_findings, verdict
-from app.ui.rows import show_packed, show_rows
+from app.ui.rows import show_packed, show_rendered, show_rows
+from app.ui.sending import Sending, send, watch
 from app.ui.table import Column, Row, cell, table
-from app.ui.text import number, plain, size, when
+from app.ui.text import number, plain, size, span, when
 from app.ui.tiles import Tile, tiles
 from app.ui.uploads import limit_mib, name_fault, name_from
-from core.api.schemas import Dataset, DatasetReport
+from core.api.schemas import Dataset, DatasetPreview, DatasetReport
+from core.errors import HarliError
 
 _ROWS_SHOWN = 10
 _TYPES = ["jsonl", "json", "csv", "tsv", "txt", "parquet", "arrow", "gz", "zst"]
@@ -25,7 +29,8 @@ _FORMATS = (
     "completion, or plain text; as JSON Lines, JSON, CSV, TSV, Parquet or Arrow, gzip or zstd too."
 )
 # What a column can be told to be; the roles of intake that a chat is made of.
-_COLUMN_ROLES = ("prompt", "completion", "system", "messages", "text")
+_COLUMN_ROLES = ("prompt", "completion", "system", "messages", "tools", "text")
+_PREVIEWED = 3
 _CLI = "harli datasets upload my-rows.jsonl --name my-rows"
 _HTTP = "curl -F file=@my-rows.jsonl '{api}/api/datasets?name=my-rows'"
 
@@ -47,28 +52,90 @@ def row(dataset: Dataset) -> Row:
     )
 
 
+def mapping() -> dict[str, str]:
+    """The columns that the viewer has chosen, by role."""
+    chosen = {role: st.session_state.get(f"column_{role}") for role in _COLUMN_ROLES}
+    return {role: column for role, column in chosen.items() if column}
+
+
 def upload() -> None:
-    """Send the chosen file; a second press with the same file does nothing."""
+    """Begin to send the chosen file; a second press with the same file does nothing."""
     token = st.session_state["_dataset_upload"]
     file = st.session_state[f"dataset_file_{token['round']}"]
-    if file is None or token["sent"] == file.file_id:
+    if file is None or token["sending"] is not None or token["sent"] == file.file_id:
         return
     name = st.session_state[f"dataset_name_{token['round']}"].strip()
     new_version = st.session_state.get("dataset_new_version", False)
-    typed = {role: st.session_state[f"column_{role}"].strip() for role in _COLUMN_ROLES}
-    columns = {role: column for role, column in typed.items() if column}
+    columns, api = mapping() or None, client()
+    file.seek(0)
+    token["sent"] = file.file_id
+    token["sending"] = send(
+        file.name,
+        lambda operation: api.upload_dataset(
+            file, name, filename=file.name, columns=columns, new_version=new_version, operation=operation
+        ),
+    )
 
-    def send() -> None:
-        file.seek(0)
-        made = client().upload_dataset(file, name, filename=file.name, columns=columns or None, new_version=new_version)
-        token["sent"], token["made"] = file.file_id, made.id
 
-    attempt(f"Uploading {file.name}", send, f"Data set {name} stored", place="upload")
+def collect(sending: Sending[Dataset]) -> None:
+    """What an upload that is through came to."""
+    token = st.session_state["_dataset_upload"]
+    token["sending"] = None
+
+    def take() -> None:
+        token["made"] = sending.future.result().id
+
+    if not attempt(f"Uploading {sending.filename}", take, f"{sending.filename} stored", place="upload"):
+        token["sent"] = None
+
+
+def look(file: Any, columns: dict[str, str]) -> DatasetPreview | None:
+    """How the file would be read; None, with a word why, when it cannot be."""
+    seen: dict[str, Any] = st.session_state.setdefault("_dataset_preview", {"of": None, "found": None})
+    if seen["of"] != (file.file_id, columns):
+        try:
+            file.seek(0)
+            seen["found"] = client().preview_dataset(file, filename=file.name, columns=columns or None)
+        except HarliError as error:
+            seen["found"] = error
+        seen["of"] = (file.file_id, columns)
+    if isinstance(seen["found"], HarliError):
+        st.markdown(f":material/error: {plain(seen['found'].message)}")
+        return None
+    found: DatasetPreview = seen["found"]
+    return found
+
+
+def show_preview(found: DatasetPreview) -> None:
+    """What the file is, its first rows, and what is wrong with them."""
+    if found.format is not None:
+        read = " · ".join(f"{plain(role)} ← `{column}`" for role, column in found.mapping.items())
+        st.markdown(f"{plain(found.container)}, read as **{plain(found.format)}** {read}")
+    else:
+        st.markdown(f"{plain(found.container)}, and none of its columns has a usual name: say below which is what.")
+    for fault in found.faults[:_PREVIEWED]:
+        st.markdown(f":material/error: {plain(fault)}")
+    if found.rows:
+        show_rows(found.rows[:_PREVIEWED])
+
+
+def show_mapping(found: DatasetPreview | None) -> None:
+    """Which column is what; open while that is not known."""
+    unknown = found is not None and found.format is None
+    names = [column.name for column in found.columns] if found is not None else []
+    shown = {one.name: f"{one.name} ({one.kind}: {one.example[:40]})" for one in found.columns} if found else {}
+    with st.expander("Columns with other names", expanded=unknown, icon=":material/view_column:", key="columns"):
+        st.caption("Usual names are found by themselves. Where the file has others, say which column is what.")
+        for role in _COLUMN_ROLES:
+            st.selectbox(
+                f"Column of the {role}", names, None, key=f"column_{role}", format_func=lambda one: shown.get(one, one),
+                placeholder=(found.mapping.get(role) if found is not None else None) or "found by its usual name",
+            )  # fmt: skip
 
 
 def show_upload() -> None:
     """File, name and the press; the name is checked before anything is sent to the API."""
-    token = st.session_state.setdefault("_dataset_upload", {"round": 0, "sent": None, "made": None})
+    token = st.session_state.setdefault("_dataset_upload", {"round": 0, "sent": None, "made": None, "sending": None})
     file = st.file_uploader(
         f"File, up to {limit_mib()} MiB from the browser", _TYPES, key=f"dataset_file_{token['round']}",
         max_upload_size=limit_mib(),
@@ -92,18 +159,18 @@ def show_upload() -> None:
                     fault = None
                 else:
                     fault = "taken"
-        with st.expander("Columns with other names", icon=":material/view_column:", key="columns"):
-            st.caption("Usual names are found by themselves. Where the file has others, say which column is what.")
-            for role in _COLUMN_ROLES:
-                st.text_input(f"Column of the {role}", key=f"column_{role}", placeholder="found by its usual name")
+        found = look(file, mapping())
+        if found is not None:
+            show_preview(found)
+        show_mapping(found)
         if st.button(
             "Upload and check", type="primary", icon=":material/upload:", key="dataset_upload",
-            disabled=fault is not None,
+            disabled=fault is not None or token["sending"] is not None,
         ):  # fmt: skip
-            with st.spinner("Sending the file; every row is checked …"):
-                upload()
-            if token["made"]:
-                st.rerun()
+            upload()
+            st.rerun()
+        if token["sending"] is not None:
+            watch(token["sending"])
     show_faults("upload")
     with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
         elsewhere(_CLI, _HTTP)
@@ -117,6 +184,33 @@ def show_report(report: DatasetReport) -> None:
     if not report.findings:
         st.success("Every row is usable, and nothing stands out.", icon=":material/check_circle:")
     show_findings(report)
+    left, right = st.columns(2, gap="large")
+    with left:
+        if report.lengths:
+            buckets = [(f"{number(b.up_to // 2 + 1)} to {number(b.up_to)}", b.rows) for b in report.lengths]
+            show_bars(f"Rows by length, {report.length_unit}", buckets)
+    with right:
+        if report.languages:
+            sampled = sum(report.languages.values())
+            show_bars(f"Languages, of {number(sampled)} rows looked at", list(report.languages.items()))
+
+
+def show_estimate(dataset: Dataset) -> None:
+    """What a job with the usual settings would take; time only where a speed was measured."""
+    try:
+        found = client().estimate_job(dataset=dataset.id, adapter_name=dataset.name)
+    except HarliError as error:
+        st.caption(f"A job with the usual settings cannot be run on it: {plain(error.message)}")
+        return
+    if found.steps is None:
+        st.caption("Steps and time of a job are not known yet: they need the served model's tokenizer.")
+        return
+    time = f"about {span(found.seconds)}" if found.seconds is not None else "a time that is not known yet"
+    speed = f" at {number(found.speed.tokens_s)} tokens/s, as measured" if found.speed is not None else ""
+    st.caption(
+        f"A job with the usual settings takes {number(found.steps)} steps over {number(found.tokens)} tokens, and "
+        f"{time}{speed}."
+    )
 
 
 def show_packing(dataset: Dataset) -> None:
@@ -156,8 +250,8 @@ def detail(dataset: Dataset) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("All data sets", icon=":material/arrow_back:", type="tertiary", on_click=close, key="all_datasets")
         st.markdown(f"`{dataset.id}`")
-    digest = dataset.sha256[:12]
-    heading(dataset.name, f"Version {dataset.version} · uploaded {when(dataset.created_at)} · sha256 {digest}")
+    digest = (report.content_sha256 or dataset.sha256)[:12]
+    heading(dataset.name, f"Version {dataset.version} · uploaded {when(dataset.created_at)} · content {digest}")
     with st.container(horizontal=True, vertical_alignment="center"):
         st.page_link(
             "views/jobs.py", label="Train on it", icon=":material/model_training:",
@@ -187,13 +281,18 @@ def detail(dataset: Dataset) -> None:
     )
     checked, shown, packed = st.tabs(["Report", "Rows", "Packed batch"], key="dataset_tabs", on_change="rerun")
     with checked:
+        show_estimate(dataset)
         show_report(report)
     if shown.open:
         with shown:
             pages = max(1, -(-report.rows // _ROWS_SHOWN))
             at = st.pagination(pages, key="rows_page") if pages > 1 else 1
+            seen = st.toggle("As the model sees them", key="rows_rendered")
             with reading("the rows"):
-                show_rows(client().dataset_rows(dataset.id, (at - 1) * _ROWS_SHOWN, _ROWS_SHOWN))
+                if seen:
+                    show_rendered(client().dataset_rendered(dataset.id, (at - 1) * _ROWS_SHOWN, _ROWS_SHOWN))
+                else:
+                    show_rows(client().dataset_rows(dataset.id, (at - 1) * _ROWS_SHOWN, _ROWS_SHOWN))
     if packed.open:
         with packed:
             show_packing(dataset)
@@ -229,6 +328,8 @@ def listing() -> None:
 
 
 uploaded = st.session_state.get("_dataset_upload")
+if uploaded and uploaded["sending"] is not None and uploaded["sending"].done:
+    collect(uploaded["sending"])
 if uploaded and uploaded["made"]:
     st.query_params["dataset"] = uploaded["made"]
     uploaded.update(round=uploaded["round"] + 1, made=None)

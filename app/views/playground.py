@@ -135,6 +135,7 @@ if served.state != "ready":
     )
     st.stop()
 names = [adapter.name for adapter in adapters if adapter.deployed_version is not None]
+names += [a.address for adapter in adapters for a in adapter.aliases if a.deployed_version is not None]
 chosen = choose(names)
 if not names:
     st.info(

@@ -150,11 +150,11 @@ class ContentHash:
         self._rows = self._messages = 0
 
     def add(self, columns: Columns) -> None:
-        self._sizes.update(np.diff(columns.offsets))
+        self._sizes.update(np.diff(columns.offsets).tobytes())
         for part, lengths, text in zip((columns.roles, columns.contents), self._lengths, self._texts, strict=True):
             if len(part):
                 ends = np.frombuffer(part.buffers()[1], np.int32)[part.offset : part.offset + len(part) + 1]
-                lengths.update(np.diff(ends))
+                lengths.update(np.diff(ends).tobytes())
                 text.update(memoryview(part.buffers()[2] or b"")[ends[0] : ends[-1]])
         for name, values in zip(Extra._fields, columns.extras or (), strict=False):
             self._add_more(name, values, self._messages)

@@ -315,9 +315,9 @@ class _Intake:
         last = found.offsets[1:] - 1
         blank = found.blank()
         if blank.any():
-            for at in np.flatnonzero(blank[last]):
+            for at in np.flatnonzero(blank[last]).tolist():
                 self._warn("empty_answer", batch, at)
-            for at in np.flatnonzero((np.diff(found.offsets) > 1) & blank[np.maximum(last - 1, 0)]):
+            for at in np.flatnonzero((np.diff(found.offsets) > 1) & blank[np.maximum(last - 1, 0)]).tolist():
                 self._warn("empty_prompt", batch, at)
         if self._controls is not None:
             for at in range(len(found)):
@@ -343,7 +343,7 @@ class _Intake:
             self._answer_tokens += int(answers.sum())
             self._longest = max(self._longest, int(tokens.max(initial=0)))
             self._count_lengths(tokens)
-            for at in np.flatnonzero(tokens > self._usual_tokens) if self._usual_tokens is not None else ():
+            for at in np.flatnonzero(tokens > self._usual_tokens).tolist() if self._usual_tokens is not None else ():
                 self._warn("long_rows", batch, at, f"{tokens[at]} tokens, {self._usual_tokens} are usual")
             edges = pa.array(np.concatenate([[0], np.cumsum(tokens)]).astype(np.int32))
             ids = np.concatenate([row.ids for row in encoded]) if encoded else np.zeros(0, np.int32)

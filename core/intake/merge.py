@@ -270,5 +270,5 @@ def _write_changed(source: IO[bytes], target: IO[bytes], tensor: Tensor, change:
     for begin in range(0, outputs, step):
         rows = min(step, outputs - begin)
         base = floats(source.read(rows * width), tensor.dtype).reshape(rows, inputs)
-        delta = (change.b[begin : begin + rows] * change.scaling) @ change.a
+        delta: Floats = (change.b[begin : begin + rows] * change.scaling) @ change.a
         written.write(target, packed(base + delta, tensor.dtype))

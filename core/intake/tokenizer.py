@@ -101,7 +101,7 @@ class Tokenizer:
         name, argument, result, listed = "fetch_tide", "Lisbon", "low at noon", "sound_horn"
         call = {"id": "call00001", "type": "function", "function": {"name": name, "arguments": {"harbour": argument}}}
         parameters = {"type": "object", "properties": {"harbour": {"type": "string"}}, "required": ["harbour"]}
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "user", "content": "When?"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "name": name, "tool_call_id": "call00001", "content": result},

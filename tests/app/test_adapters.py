@@ -130,6 +130,24 @@ def test_deploying_shows_that_it_is_on_its_way(
     assert backstage.client.adapter("wanted-one").wanted_version == 1
 
 
+def test_an_alias_is_promoted_and_rolled_back(
+    page: Page, backstage: Backstage, adapter_files: dict[str, bytes], make_adapter: Callable[[str], None]
+) -> None:
+    make_adapter("named-one")
+    archive = io.BytesIO(zipped(adapter_files))
+    backstage.client.upload_adapter(archive, "named-one", filename="named-one.zip", new_version=True)
+    backstage.client.promote_adapter("named-one", "prod", 1)
+    visit(page, f"{backstage.url}/adapters?adapter=named-one", "named-one")
+    expect(page.get_by_text("named-one@prod → version 1")).to_be_visible()
+    page.get_by_label("Alias", exact=True).fill("prod")
+    page.get_by_label("Alias", exact=True).press("Tab")
+    page.get_by_role("button", name="Promote").click()
+    expect(page.get_by_text("named-one@prod → version 2")).to_be_visible()
+    page.get_by_role("button", name="Back to version 1").click()
+    expect(page.get_by_text("named-one@prod → version 1")).to_be_visible()
+    assert backstage.client.adapter("named-one").aliases[0].history == []
+
+
 def test_a_version_can_be_downloaded_as_peft_wrote_it(
     page: Page, backstage: Backstage, make_adapter: Callable[[str], None], tmp_path: Path
 ) -> None:
