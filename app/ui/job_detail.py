@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import streamlit as st
 
 from app.ui import charts, job_form
-from app.ui.data import REFRESH_S, client, log_of, metrics_of
+from app.ui.data import REFRESH_S, client, log_of, metrics_of, signed_in_with
 from app.ui.page import attempt, reading, show_faults
 from app.ui.states import ENDED, PAUSABLE, RESUMABLE, WAITING, badge, job_tone, remaining, seconds_per_step
 from app.ui.table import Cell, Column, Row, cell, table
@@ -18,6 +18,7 @@ from core.api.job_schemas import JobOutlook, JobSample
 from core.api.schemas import Job, JobEvent, JobMetric
 
 _LOG_LINES = 500
+_OUTLOOK_S = 3.0
 _PLACES = {
     "top": ":material/vertical_align_top:", "up": ":material/arrow_upward:", "down": ":material/arrow_downward:",
     "bottom": ":material/vertical_align_bottom:",
@@ -148,6 +149,12 @@ def _best(job: Job) -> str:
     return f"lowest {number(job.best_loss, 3)} at step {job.best_step}"
 
 
+@st.cache_data(ttl=_OUTLOOK_S, show_spinner=False, max_entries=256)
+def _outlook(token: str | None, job_id: str, state: str) -> JobOutlook:
+    """Why a job is where it is; it adds up minutes of figures, and changes more slowly than they do."""
+    return client().job_outlook(job_id)
+
+
 def _why(outlook: JobOutlook) -> None:
     """Why it is where it is, and when it ends."""
     if outlook.state in ENDED:
@@ -179,7 +186,7 @@ def _samples(samples: Sequence[JobSample]) -> None:
 def _figures(job_id: str, drawn_state: str) -> None:
     """What moves while a job runs."""
     with reading("the job"):
-        job, outlook = client().job(job_id), client().job_outlook(job_id)
+        job, outlook = client().job(job_id), _outlook(signed_in_with(), job_id, drawn_state)
         metrics, events, log = metrics_of(job_id), client().job_events(job_id), log_of(job_id, _LOG_LINES)
         samples = client().job_samples(job_id) if job.spec.sample_prompts else []
     if job.state != drawn_state:
