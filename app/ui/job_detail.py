@@ -167,8 +167,10 @@ def _why(outlook: JobOutlook) -> None:
     text = "  \n".join(lines)
     if outlook.late:
         st.warning(text, icon=":material/alarm:")
+    elif outlook.state in WAITING or outlook.state == "paused" or "stands still" in outlook.headline:
+        st.info(text, icon=":material/hourglass_top:")
     else:
-        st.info(text, icon=":material/hourglass_top:" if outlook.state != "running" else ":material/play_circle:")
+        st.markdown(f":small[{' · '.join(lines)}]")
 
 
 def _samples(samples: Sequence[JobSample]) -> None:

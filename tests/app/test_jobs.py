@@ -183,7 +183,7 @@ def test_a_waiting_job_says_why_and_can_be_moved_up(page: Page, quiet: Backstage
     visit(page, f"{quiet.url}/jobs?job={third.id}", third.name)
     expect(page.get_by_text("Number 2 in the queue")).to_be_visible()
     page.get_by_role("button", name="Priority").click()
-    page.get_by_role("button", name="Top").click()
+    page.get_by_role("button", name="Top", exact=True).click()
     expect(page.get_by_text("Number 1 in the queue")).to_be_visible()
 
 
