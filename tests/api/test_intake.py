@@ -1,0 +1,119 @@
+"""Looks before an upload, checks that are watched and cancelled, aliases and merges, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from core.config import Settings
+from core.intake import dataset
+from tests.api.serving import plain
+from tests.api.test_upload import leaves_nothing, zipped
+from tests.control import files
+from tests.stack import until
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A check that lasts until it is cancelled; set once it has begun."""
+    begun = threading.Event()
+
+    def ingest(*_: object, progress: object, **__: object) -> None:
+        for _ in range(1000):
+            progress(5, 10)  # type: ignore[operator]
+            begun.set()
+            time.sleep(0.02)
+        raise AssertionError("nobody cancelled the check")
+
+    monkeypatch.setattr(dataset, "ingest", ingest)
+    return begun
+
+
+def test_a_file_is_looked_at_without_being_stored(http: httpx.Client, settings: Settings) -> None:
+    content = "frage,reaktion\nWer?,Ich.\n"
+    seen = http.post("/api/uploads/preview", files={"file": ("a.csv", content)}).json()
+    assert (seen["format"], [column["name"] for column in seen["columns"]]) == (None, ["frage", "reaktion"])
+    params = {"columns": json.dumps({"prompt": "frage", "completion": "reaktion"})}
+    mapped = http.post("/api/uploads/preview", params=params, files={"file": ("a.csv", content)}).json()
+    assert [message["content"] for message in mapped["rows"][0]["messages"]] == ["Wer?", "Ich."]
+    refused = http.post("/api/uploads/preview", files={"file": ("a.bin", b"\0\1\2")})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "unknown_format")
+    assert leaves_nothing(settings)
+
+
+def test_the_same_rows_answer_with_the_version_that_has_them(http: httpx.Client, tmp_path: Path) -> None:
+    data = files.jsonl(tmp_path / "rivers.jsonl").read_bytes()
+    first = http.post("/api/datasets", params={"name": "rivers"}, files={"file": ("a.jsonl", data)})
+    again = http.post(
+        "/api/datasets", params={"name": "rivers", "new_version": True}, files={"file": ("b.jsonl", b"\n" + data)}
+    )
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json()["id"] == first.json()["id"]
+    assert http.get("/api/datasets/rivers/rendered").json()["error"]["code"] == "no_tokenizer"
+
+
+def test_a_check_is_watched_and_cancelled_by_its_id(
+    http: httpx.Client, settings: Settings, slow: threading.Event
+) -> None:
+    answers: list[httpx.Response] = []
+
+    def upload() -> None:
+        with plain(settings) as other:
+            params = {"name": "rivers", "operation": "check-0001"}
+            answers.append(other.post("/api/datasets", params=params, files={"file": ("a.jsonl", b"{}\n")}))
+
+    sender = threading.Thread(target=upload)
+    sender.start()
+    assert slow.wait(10)
+    until(lambda: http.get("/api/operations/check-0001").json()["total"] == 10, what="the progress")
+    begun = time.monotonic()
+    assert http.post("/api/operations/check-0001/cancel").status_code == 200
+    sender.join(10)
+    assert time.monotonic() - begun < 1
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (409, "cancelled")
+    assert http.get("/api/operations", params={"kind": "dataset"}).json()[0]["state"] == "cancelled"
+    assert leaves_nothing(settings)
+
+
+def test_a_caller_who_hangs_up_ends_the_check(http: httpx.Client, settings: Settings, slow: threading.Event) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(
+            "/api/datasets", params={"name": "rivers"}, files={"file": ("a.jsonl", b"{}\n")},
+            timeout=httpx.Timeout(5, read=0.5),
+        )  # fmt: skip
+    assert slow.is_set()
+    until(lambda: leaves_nothing(settings), 1.0, "the check to end")
+
+
+def test_aliases_are_promoted_rolled_back_and_deleted(http: httpx.Client, tmp_path: Path) -> None:
+    archive = zipped(files.adapter(tmp_path / "captain"))
+    for new_version in (False, True):
+        http.post("/api/adapters", params={"name": "captain", "new_version": new_version}, files={"file": archive})
+    url = "/api/adapters/captain/aliases/prod"
+    assert http.put(url, json={"version": 1}).json()["aliases"][0]["address"] == "captain@prod"
+    assert http.put(url).json()["aliases"][0]["history"] == [1]
+    assert http.post(f"{url}/rollback").json()["aliases"][0]["wanted_version"] == 1
+    assert http.post(f"{url}/rollback").json()["error"]["code"] == "no_earlier_version"
+    assert http.put("/api/adapters/captain/aliases/7").status_code == 422
+    job = {"dataset": "rivers", "adapter_name": "mate", "initial_adapter": "captain@prod"}
+    data = files.jsonl(tmp_path / "rivers.jsonl").read_bytes()
+    http.post("/api/datasets", params={"name": "rivers"}, files={"file": ("a.jsonl", data)})
+    assert http.post("/api/jobs", json=job).status_code == 201
+    assert http.delete(url).status_code == 204
+    assert http.get("/api/adapters/captain").json()["aliases"] == []
+
+
+def test_adapters_are_merged_and_a_merge_into_the_base_needs_one(http: httpx.Client, tmp_path: Path) -> None:
+    archive = zipped(files.adapter(tmp_path / "captain"))
+    http.post("/api/adapters", params={"name": "captain"}, files={"file": archive})
+    parts = [{"adapter": "captain"}, {"adapter": "captain@1", "weight": -0.5}]
+    made = http.post("/api/adapters/both/merge", json={"parts": parts})
+    assert made.status_code == 201, made.text
+    assert made.json()["versions"][0]["parents"] == ["captain@1*1", "captain@1*-0.5"]
+    assert http.post("/api/adapters/captain/merged").json()["error"]["code"] == "no_model"
+    assert http.get("/api/operations/none-there/download").status_code == 404
