@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from app.ui.identity import require_sign_in, show_identity
+from app.ui.keep import keep_fields
 from app.ui.page import forget_faults
 from app.ui.sidebar import status
 from app.ui.theme import ICON, apply_page_style, show_brand
@@ -32,6 +33,7 @@ page = st.navigation(
 if st.session_state.get("_page") != page.title:
     st.session_state["_page"] = page.title
     forget_faults()
+keep_fields()
 with st.sidebar:
     status()
     show_identity()

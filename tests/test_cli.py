@@ -284,3 +284,33 @@ def test_the_journey_from_a_file_to_an_answer(stack: Stack, tmp_path: Path) -> N
     for name in (adapter, f"{adapter}-copy"):
         assert harli("adapters", "delete", name).exit_code == 0
     assert "ready" in harli("logs", "engine", "-n", "200").stdout
+
+
+def test_targets_of_tenants_and_by_the_week_are_set_and_told_with_their_reason(harli: Harli, api: Client) -> None:
+    before = api.targets().targets
+    try:
+        wanted = ("itl=60", "acme/itl=40", "itl=150 mon-sun 00:00-00:00 Europe/Berlin")
+        stored = answer(harli("targets", "set", *wanted, "--json"))
+        assert [(one["tenant"], one["ms"]) for one in stored["in_force"]] == [(None, 150.0), ("acme", 40.0)]
+        told = harli("targets", "show").stdout
+        assert "every day all day Europe/Berlin" in told
+        assert "In force now:" in told
+        assert "write itl=60" in harli("targets", "set", "itl=soon").output
+        assert "zone" in fault(harli("targets", "set", "itl=60 Europe/Atlantis"))
+    finally:
+        api.set_targets(before)
+
+
+def test_alerts_are_listed_and_rules_made_and_deleted(harli: Harli) -> None:
+    made = answer(harli("alerts", "set", "slow", "itl_p99_ms", "above", "80", "--for", "120", "--json"))
+    assert (made["name"], made["threshold"], made["for_s"]) == ("slow", 80.0, 120.0)
+    assert "itl_p99_ms" in harli("alerts", "rules").stdout
+    assert harli("alerts", "delete", "slow").exit_code == 0
+    assert "alert_rule_not_found" in fault(harli("alerts", "delete", "slow"))
+    assert harli("alerts", "set", "x", "mood", "above", "1").exit_code == 2
+    assert isinstance(answer(harli("alerts", "list", "--all", "--json")), list)
+
+
+def test_without_an_engine_there_is_no_frontier_and_it_is_said_why(harli: Harli) -> None:
+    assert "No frontier: no engine is connected." in harli("targets", "frontier").stdout
+    assert answer(harli("notices", "--code", "guard", "--json")) == []

@@ -3,17 +3,18 @@ those of tenants and of the week; and what the guard did about it."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import streamlit as st
 
-from app.ui import charts, target_form
+from app.ui import charts, target_form, target_report
 from app.ui import frontier as reading_off
 from app.ui.data import REFRESH_S, client, forget, frontier, live, notices, telemetry
 from app.ui.page import Fault, elsewhere, heading, reading, show_fault
 from app.ui.states import badge
 from app.ui.table import Cell, Column, Row, Tone, cell, table
-from app.ui.text import ms, number, percent, plain, when
+from app.ui.text import ms, number, percent, plain, viewer_zone, when
 from app.ui.theme import colours
 from app.ui.tiles import Tile, tiles
 from core.api.schemas import Engine, Frontier, Live, Notice, TargetBody, TargetInForce, Targets, TelemetryPoint
@@ -219,6 +220,12 @@ def counts_now(target: TargetBody, in_force: list[TargetInForce]) -> Cell:
     return Cell("not now", "its windows are closed, or another one goes before it", "idle")
 
 
+def attained_cell(target: TargetBody, attained: dict[str, float]) -> Cell:
+    """The share of the last minute's gaps of a tenant's requests within its own ITL target."""
+    share = attained.get(target.tenant or "") if target.kind == "itl" else None
+    return Cell(f"{percent(share, 2)} %" if share is not None else "–", "last minute" if share is not None else "")
+
+
 @st.fragment(run_every="5s")
 def list_further() -> None:
     """Targets of tenants and by the week: what each is, whether it counts at this moment and why."""
@@ -226,8 +233,12 @@ def list_further() -> None:
     kept = further(read.targets)
     if kept:
         with reading("the targets"):
-            in_force = live().targets.in_force
-        columns = [Column("Target"), Column("Of"), Column("When", wide=True), Column("Now", "badge")]
+            now = live()
+        attained = now.window.tenant_attainment if now.window is not None else {}
+        columns = [
+            Column("Target"), Column("Of"), Column("When", wide=True), Column("Now", "badge"),
+            Column("Attained", end=True, wide=True),
+        ]  # fmt: skip
         rows = [
             Row(
                 str(index),
@@ -235,7 +246,8 @@ def list_further() -> None:
                     cell(f"{_KINDS[target.kind][0]} p{target.quantile * 100:g} ≤ {number(target.ms, 1)} ms"),
                     cell(target.tenant or "everyone"),
                     cell("; ".join(window_text(window) for window in target.windows) or "always"),
-                    counts_now(target, in_force),
+                    counts_now(target, now.targets.in_force),
+                    attained_cell(target, attained),
                 ),
             )
             for index, target in enumerate(kept)
@@ -318,6 +330,8 @@ def show_frontier() -> None:
         return
     low, high = found.points[0].target_ms, found.points[-1].target_ms
     start = found.now.target_ms if found.now is not None else (low + high) / 2
+    if "frontier_ms" in st.session_state:
+        st.session_state["frontier_ms"] = min(max(st.session_state["frontier_ms"], low), high)
     value = st.slider(
         "ITL target, ms", low, high, min(max(start, low), high), format="%.1f", key="frontier_ms",
         help="Move it to read what finetuning would get; nothing changes until it is applied below.",
@@ -359,6 +373,14 @@ def show_past() -> None:
     table(columns, [told_row(notice) for notice in told[:15]], key="told", openable=False)
 
 
+def report() -> str:
+    """All of the page as one HTML file."""
+    points = telemetry(_HOUR_S)
+    return target_report.html(
+        live().targets, frontier().value, points, notices(*_TOLD), datetime.now(UTC), viewer_zone()
+    )
+
+
 def told_row(notice: Notice) -> Row:
     names: dict[str, tuple[str, Tone]] = {
         "guard": ("guard acts", "warn"), "guard_lifted": ("guard lets go", "good"), "targets": ("targets", "busy"),
@@ -384,6 +406,10 @@ with st.container(border=True):
     list_further()
     change_further()
 show_past()
+st.download_button(
+    "Download the report", report, "harli-targets.html", "text/html", key="target_report", icon=":material/download:",
+    on_click="ignore",
+)  # fmt: skip
 with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
     elsewhere(
         "harli targets show\nharli targets set itl=80 acme/itl=60 'itl=150 sat,sun Europe/Berlin'\n"

@@ -616,7 +616,7 @@ class Live(BaseModel):
 
 
 class Event(BaseModel):
-    """A server-sent event: `topic` is jobs, datasets, adapters, targets, engine or telemetry."""
+    """A server-sent event: `topic` is jobs, datasets, adapters, targets, engine, alerts or telemetry."""
 
     topic: str
     kind: str

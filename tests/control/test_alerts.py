@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import pytest
+from sqlalchemy import select
 
 from core.api import schemas
 from core.control import alerts
@@ -15,6 +16,7 @@ from core.errors import NotFound
 from core.telemetry import interval as iv
 from db.alerts import AlertRecord, AlertRuleRecord
 from db.base import now
+from db.webhooks import DeliveryRecord, WebhookRecord
 from tests.control.peer import EnginePeer
 from tests.stack import until
 from tests.telemetry.test_interval import message
@@ -119,6 +121,27 @@ def test_the_first_rules_are_there_and_stay_away_when_deleted(control: Control) 
     alerts.delete_rule(control, "waiting-jobs")
     with pytest.raises(NotFound, match="no alert rule waiting-jobs; there are: attainment, engine-down"):
         alerts.delete_rule(control, "waiting-jobs")
+
+
+@either
+def test_webhooks_of_the_platform_hear_of_an_alert_and_its_end(control: Control) -> None:
+    with control.store.write() as session:
+        wanted = (("all", "default", []), ("jobs", "default", ["job.failed"]), ("theirs", "acme", []))
+        for name, tenant, events in wanted:
+            session.add(
+                WebhookRecord(
+                    id=name, tenant=tenant, url="https://a.example", secret="s", events=events, created_at=now()
+                )
+            )
+    only(control, "down", metric="engine_ready", comparison="below", threshold=1, for_s=0)
+    time_ = now()
+    look(control, time_)
+    alerts.delete_rule(control, "down")
+    look(control, time_ + timedelta(seconds=5))
+    with control.store.read() as session:
+        found = session.scalars(select(DeliveryRecord).order_by(DeliveryRecord.id))
+        sent = [(one.webhook_id, one.event, one.payload["data"]["alert"]["rule"]) for one in found]
+    assert sent == [("all", "alert.firing", "down"), ("all", "alert.resolved", "down")]
 
 
 @either
