@@ -80,14 +80,14 @@ def decide(
     """The decision at `now` (seconds) with `spare` pages that nobody uses."""
     full = kv.most * kv.row_tokens
     need = kv.used + max(kv.queued, kv.growth)
-    floor = max(kv.fewest, _rows(round(marks.least * full), kv))
+    floor = max(kv.fewest, least_rows(kv.most, marks))
     ample = min(kv.most, max(floor, _rows(need + round(marks.high * full), kv)))
     short = kv.rows < kv.most and (kv.rows < kv.fewest or kv.rows * kv.row_tokens - need < marks.low * full)
     if short:
         return _grow(kv, finetune, spare, max(kv.rows, ample)), replace(ledger, grown_at=now)
     if not finetune.present:
         # Nobody else has a use for the pages: the prefix cache does.
-        rows = min(kv.most, kv.rows + spare // kv.row_pages) if kv.row_pages else kv.most
+        rows = min(kv.most, kv.rows + ceil(spare / kv.row_pages))  # the last row may have fewer pages
         return Decision(rows, reason="no job" if rows != kv.rows else ""), ledger
     if finetune.wanted == 0:
         return Decision(kv.rows), ledger
@@ -99,24 +99,29 @@ def decide(
     return Decision(kv.rows), ledger
 
 
-def cap(capacity: int, kv_pages: int, marks: Marks) -> int:
-    """Pages that a job can ever get of an arena of `capacity`, `kv_pages` of them for the full KV pool."""
-    return capacity - ceil(marks.least * kv_pages)
+def least_rows(most: int, marks: Marks) -> int:
+    """Rows of a full pool of `most` that finetuning can never take."""
+    return ceil(marks.least * most)
 
 
 def _grow(kv: KvView, finetune: FinetuneView, spare: int, rows: int) -> Decision:
-    missing = (rows - kv.rows) * kv.row_pages - spare
-    if missing <= 0:
-        return Decision(rows, reason="the KV cache runs short; spare pages")
-    drop_job = missing > finetune.activations and finetune.state > 0
-    freed = spare + finetune.activations + (finetune.state if drop_job else 0)
-    rows = min(rows, kv.rows + -(-freed // kv.row_pages))
-    what = "the job stands back" if drop_job else "the open micro-batch is dropped" if finetune.activations else ""
+    """As many of the rows as can be had, for as little of what finetuning holds as that takes."""
+
+    def reach(pages: int) -> int:
+        return min(rows, kv.rows + pages // kv.row_pages)
+
+    with_activations = spare + finetune.activations
+    reached = reach(with_activations + finetune.state)
+    if reach(spare) == reached:
+        return Decision(reached, reason="the KV cache runs short; spare pages" if reached > kv.rows else "")
+    if reach(with_activations) == reached:
+        return Decision(reached, drop_activations=True, reason="the KV cache runs short; the micro-batch is dropped")
+    # What the job has comes when it has left; the KV cache grows further then.
     return Decision(
-        rows,
+        reach(with_activations),
         drop_activations=finetune.activations > 0,
-        drop_job=drop_job,
-        reason=f"the KV cache runs short; {what}" if what else "",
+        drop_job=True,
+        reason="the KV cache runs short; the job stands back",
     )
 
 

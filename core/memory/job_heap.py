@@ -29,7 +29,7 @@ class JobHeap:
         self._device = torch.device("cuda", arena.device_id)
         allocator = torch.cuda.memory.CUDAPluggableAllocator(_arena.__file__, "harli_malloc", "harli_free")
         self._allocator = allocator  # the pool refers to it
-        self._pool = torch.cuda.MemPool(allocator.allocator())
+        self._pool = torch.cuda.MemPool(allocator.allocator())  # type: ignore[no-untyped-call]
 
     @contextmanager
     def allocating(self) -> Iterator[None]:

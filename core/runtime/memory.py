@@ -10,7 +10,7 @@ import torch
 
 from core.link.messages import MemoryOwner, MemoryView
 from core.memory.arena import Arena, ArenaFull, OutOfMemory
-from core.memory.broker import Decision, FinetuneView, KvView, Ledger, Marks, cap, decide
+from core.memory.broker import Decision, FinetuneView, KvView, Ledger, Marks, decide, least_rows
 from core.memory.share import JobShare
 
 # Decisions are for pages, which come and go in milliseconds: not every step needs one.
@@ -69,8 +69,9 @@ class Broker:
     def share(self, job_id: str, state_bytes: int, parameters: Iterable[torch.Tensor]) -> JobShare:
         """The share of a job that is about to begin. Raises `OutOfMemory` when its state alone is more than a job can
         ever get. May be called from any thread."""
-        arena = self._kv.arena
-        most = cap(arena.statistics().capacity, self._kv.pages_of(self._kv.most), self._marks)
+        kv, arena = self._kv, self._kv.arena
+        always_kv = kv.pages_of(kv.slots_of(least_rows(kv.rows_of(kv.most), self._marks)))
+        most = arena.statistics().capacity - always_kv
         share = JobShare(arena, f"job {job_id}", state_bytes, most, shared=parameters)
         if share.state > most:
             raise OutOfMemory(

@@ -396,6 +396,8 @@ class Runtime:
             self._work.ran(kind, tokens)
             self._interval.finetune_tokens += tokens
             self._predictor.observe_tasklet(WHOLE, kind, seconds * 1e3)
+            if self._engine.memory is not None and self._engine.memory.waiting is not None:
+                break
         self._interval.tasklets += ran
         if self._load.running:
             self._interval.after += ran

@@ -23,7 +23,8 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.chunk_cache import ChunkCache
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
-from core.memory.arena import ArenaError
+from core.memory.arena import Arena, ArenaError
+from core.memory.rows import Rows
 from core.serving.elastic_pool import ElasticMHATokenToKVPool, ElasticTokenAllocator, refused
 
 # Slots copied down between two steps: a few milliseconds on a CPU, well below one on a GPU.
@@ -61,7 +62,8 @@ class ElasticKV:
         self._scheduler = scheduler
         self._allocator: ElasticTokenAllocator = scheduler.token_to_kv_pool_allocator
         self._pool: ElasticMHATokenToKVPool = self._allocator.get_kvcache()
-        self._rows = self._pool.rows
+        self._rows: Rows = self._pool.rows
+        self._padding: int = self._pool.page_size
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="harli-memory")
         self._mapping: Future[None] | None = None
@@ -72,7 +74,7 @@ class ElasticKV:
     # ---- figures -----------------------------------------------------------------------------------------------------
 
     @property
-    def arena(self) -> Any:
+    def arena(self) -> Arena:
         return self._rows.arena
 
     @property
@@ -106,11 +108,11 @@ class ElasticKV:
 
     def rows_of(self, tokens: int) -> int:
         """Rows of a pool of at least `tokens` slots."""
-        return min(self._rows.rows_of(tokens + self._pool.page_size), self._rows.most)
+        return min(self._rows.rows_of(tokens + self._padding), self._rows.most)
 
     def slots_of(self, rows: int) -> int:
         """Slots of a pool of `rows` rows; the padding is no slot."""
-        return self._rows.tokens_of(rows) - self._pool.page_size
+        return self._rows.tokens_of(rows) - self._padding
 
     def pages_of(self, tokens: int) -> int:
         """Arena pages of a pool of `tokens` slots."""
@@ -120,7 +122,7 @@ class ElasticKV:
         """Slots that the request at hand with the most of them needs: below that SGLang would not take it up, or would
         abort it. Counted as SGLang does, with at most `CLIP_MAX_NEW_TOKENS` for what is yet to come."""
         most = max((self._need(request) for request in self._requests(True)), default=0)
-        return self.slots_of(self.rows_of(most + self._pool.page_size + 1))
+        return self.slots_of(self.rows_of(most + self._padding + 1))
 
     @staticmethod
     def _need(request: Any) -> int:
@@ -255,7 +257,8 @@ class ElasticKV:
         nodes = [node for node in self._nodes() if len(node.value)]
         if nodes:
             values = now_at[torch.cat([node.value for node in nodes])]
-            for node, value in zip(nodes, values.split([len(node.value) for node in nodes]), strict=True):
+            parts = torch.split(values, [len(node.value) for node in nodes])
+            for node, value in zip(nodes, parts, strict=True):
                 node.value = value
         self._moved += len(source)
 

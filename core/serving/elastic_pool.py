@@ -29,6 +29,7 @@ class ElasticMHATokenToKVPool(MHATokenToKVPool):  # type: ignore[misc]
     """
 
     rows: Rows
+    page_size: int
 
     def _create_buffers_normal(self) -> None:
         if self.kv_cache_layout != "nhd":
@@ -62,6 +63,9 @@ class ElasticTokenAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
     """
 
     excess: int
+    size: int
+    free_pages: torch.Tensor
+    release_pages: torch.Tensor
 
     def clear(self) -> None:
         """Nothing is held: SGLang's start and its flush of the cache."""

@@ -16,6 +16,8 @@ from core.link.messages import (
     FromEngine,
     Hello,
     JobUpdate,
+    MemoryOwner,
+    MemoryView,
     PauseJob,
     PlanView,
     SetTargets,
@@ -171,6 +173,7 @@ class Peer:
             decode_share=0.5,
             finetune_share=0.4 if training else 0.0,
             memory_bytes=2**30,
+            memory=_memory(training),
             targets_version=self._targets_version,
             plan=PlanView(
                 policy="tasklet_slices",
@@ -178,3 +181,19 @@ class Peer:
                 reason="3 tasklets fit under the target" if training else "no job",
             ),
         )
+
+
+def _memory(training: bool) -> MemoryView:
+    """An arena of 640 MiB, a quarter of it with the job while one runs."""
+    page, quarter = 2**18, 160 * 2**20
+    job = quarter if training else 0
+    return MemoryView(
+        page_bytes=page,
+        capacity_bytes=4 * quarter,
+        used_bytes=4 * quarter,
+        high_water_bytes=4 * quarter,
+        kept_bytes=0,
+        kv_tokens=6144 if training else 8192,
+        kv_most_tokens=8192,
+        owners=(MemoryOwner("kv cache", 4 * quarter - job, 4 * quarter), MemoryOwner("job 1", job, quarter)),
+    )
