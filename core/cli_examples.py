@@ -29,6 +29,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "harli jobs list",
         "harli jobs list --state running --json",
     ),
+    "jobs queue": ("harli jobs queue",),
     "jobs show": ("harli jobs show job-3f9a1c2b4d5e",),
     "jobs watch": ("harli jobs watch job-3f9a1c2b4d5e",),
     "jobs pause": ("harli jobs pause job-3f9a1c2b4d5e",),
