@@ -35,12 +35,14 @@ def client(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Ite
         st.cache_resource.clear()
         st.cache_data.clear()
         # What `app/.streamlit/config.toml` says to a console that is started.
+        address = st_config.get_option("server.address")
         st_config.set_option("server.address", "127.0.0.1")
         peer = Peer(settings.resolved_link_url, bundled_model, "http://127.0.0.1:1")
         with Client(settings.api_url) as client, peer:
             until(lambda: client.live().window is not None, 30, "the first figures")
             peer.say(Learnt(engine_id=peer.engine_id, time=0.0, **LEARNT))  # type: ignore[arg-type]
             yield client
+        st_config.set_option("server.address", address)
         patch.undo()
 
 
