@@ -36,6 +36,7 @@ from db import openai as rows
 from db.jobs import TERMINAL, JobEventRecord, JobMetricRecord, JobRecord
 
 LEARNING_RATE: float = schemas.JobCreate.model_fields["learning_rate"].default
+_MOST_ACCUMULATED = 1024
 _EVENT, _METRIC, _CHECKPOINT = "ftevent-", "ftmetric-", "ftckpt-"
 _STATUS: dict[str, Literal["queued", "running", "paused", "succeeded", "failed", "cancelled"]] = {
     "queued": "queued",
@@ -57,6 +58,7 @@ _FIELDS = {
     "learning_rate": "method.supervised.hyperparameters.learning_rate_multiplier",
     "accumulation": "method.supervised.hyperparameters.batch_size",
     "job_id": "fine_tuning_job_id",
+    "name": "suffix",
 }
 
 
@@ -86,7 +88,7 @@ def create(control: Control, body: FineTuningCreate, key: str | None) -> FineTun
             initial_adapter=_initial(control, body.model),
             learning_rate=LEARNING_RATE * _number(asked.learning_rate_multiplier, 1.0),
             epochs=_number(asked.n_epochs, jobs.DEFAULT_EPOCHS),
-            accumulation=_accumulation(control, dataset, asked.batch_size),
+            accumulation=accumulation(asked.batch_size, dataset, control.settings.finetune.micro_batch_tokens),
             seed=body.seed or 0,
         )
         job, new = jobs.submit(control, wanted, key)
@@ -124,8 +126,9 @@ def _number(value: float | str | None, default: float) -> float:
     return default if value is None or isinstance(value, str) else float(value)
 
 
-def _accumulation(control: Control, dataset: schemas.Dataset, batch_size: int | str | None) -> int:
-    """Packed micro-batches that hold about so many rows."""
+def accumulation(batch_size: int | str | None, dataset: schemas.Dataset, micro_batch_tokens: int) -> int:
+    """Packed micro-batches that hold about so many rows. Raises Unavailable when nobody counted the rows' tokens,
+    Invalid for more than a step can take."""
     if batch_size is None or isinstance(batch_size, str):
         return 1
     mean = dataset.report.mean_row_tokens
@@ -136,7 +139,15 @@ def _accumulation(control: Control, dataset: schemas.Dataset, batch_size: int | 
             "tokenizer; leave batch_size out, or upload the file again now that an engine has been here",
             "method.supervised.hyperparameters.batch_size",
         )
-    return max(1, round(batch_size * mean / control.settings.finetune.micro_batch_tokens))
+    wanted = max(1, round(batch_size * mean / micro_batch_tokens))
+    if wanted > _MOST_ACCUMULATED:
+        most = int(_MOST_ACCUMULATED * micro_batch_tokens / mean)
+        raise Invalid(
+            "batch_size",
+            f"batch_size is {batch_size}; of rows of {mean:.0f} tokens an optimizer step takes up to {most}",
+            "method.supervised.hyperparameters.batch_size",
+        )
+    return wanted
 
 
 def _adapter_name(body: FineTuningCreate, dataset: schemas.Dataset, key: str | None) -> str:
@@ -209,34 +220,26 @@ def resume(control: Control, job_id: str) -> FineTuningJob:
 def _views(control: Control, found: list[schemas.Job]) -> list[FineTuningJob]:
     with control.store.read() as session:
         asked = rows.requests(session, [job.id for job in found])
+        served = served_model(control, session)
     return [
-        _view(control, job, FineTuningCreate.model_validate(asked[job.id]) if job.id in asked else None)
-        for job in found
+        _view(job, FineTuningCreate.model_validate(asked[job.id]) if job.id in asked else None, served) for job in found
     ]
 
 
-def _view(control: Control, job: schemas.Job, asked: FineTuningCreate | None) -> FineTuningJob:
+def _view(job: schemas.Job, asked: FineTuningCreate | None, served: str) -> FineTuningJob:
     """A job that did not come in OpenAI's terms is told in them as well as they can say it."""
     spec = job.spec
     epochs = spec.epochs
     used = Hyperparameters(
         batch_size=(_hyperparameters(asked).batch_size if asked is not None else None) or "auto",
-        learning_rate_multiplier=round(spec.learning_rate / LEARNING_RATE, 6),
+        learning_rate_multiplier=float(f"{spec.learning_rate / LEARNING_RATE:.6g}"),
         n_epochs=int(epochs) if epochs is not None and epochs >= 1 and float(epochs).is_integer() else None,
     )
-    ended = job.state in TERMINAL
-    if asked is not None:
-        model = asked.model
-    elif spec.initial_adapter is not None:
-        model = spec.initial_adapter
-    else:
-        with control.store.read() as session:
-            model = served_model(control, session)
     return FineTuningJob(
         id=job.id,
         created_at=_seconds(job.created_at),
         finished_at=_seconds(job.ended_at) if job.ended_at is not None else None,
-        model=model,
+        model=asked.model if asked is not None else spec.initial_adapter or served,
         fine_tuned_model=job.adapter_name if job.state == "succeeded" else None,
         organization_id=job.tenant,
         status=_STATUS[job.state],
@@ -244,7 +247,7 @@ def _view(control: Control, job: schemas.Job, asked: FineTuningCreate | None) ->
         hyperparameters=used,
         method=Method(supervised=Supervised(hyperparameters=used)),
         seed=spec.seed,
-        trained_tokens=job.tokens if ended else None,
+        trained_tokens=job.tokens if job.state in TERMINAL else None,
         result_files=[f"{RESULTS}{job.id}"] if job.state == "succeeded" else [],
         metadata=asked.metadata if asked is not None else None,
         error=_error(job),

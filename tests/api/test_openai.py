@@ -212,10 +212,10 @@ def test_the_same_request_with_the_same_key_is_one_job(client: OpenAI, tmp_path:
 
 def test_a_job_that_came_another_way_is_told_in_openais_terms(client: OpenAI, http: TestClient, tmp_path: Path) -> None:
     file = upload(client, tmp_path)
-    body = {"dataset": file.id, "adapter_name": f"a-{uuid4().hex[:6]}", "epochs": 1.5, "learning_rate": 2e-3}
+    body = {"dataset": file.id, "adapter_name": f"a-{uuid4().hex[:6]}", "epochs": 1.5, "learning_rate": 2e-12}
     made = http.post("/api/jobs", json=body, headers={"Authorization": f"Bearer {client.api_key}"}).json()
     job = client.fine_tuning.jobs.retrieve(made["id"])
-    assert job.hyperparameters.learning_rate_multiplier == 2
+    assert job.hyperparameters.learning_rate_multiplier == 2e-9
     assert job.hyperparameters.n_epochs is None
     client.fine_tuning.jobs.cancel(job.id)
 
