@@ -113,7 +113,8 @@ class _Meter:
             if self.saved + size > self.limit:
                 self.refused = self.saved + size
                 raise OutOfMemory(
-                    f"a micro-batch saves {self.refused} bytes for its backward and {self.limit} are granted"
+                    f"a micro-batch saves {self.refused} bytes for its backward and {self.limit} are granted; the KV "
+                    "cache's size (engine.max_total_tokens) is what both share"
                 )
             self.saved += size
             self.high_water = max(self.high_water, self.saved)

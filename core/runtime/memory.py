@@ -89,6 +89,11 @@ class Broker:
         size = share.wanted * self._kv.arena.page_bytes / 2**20
         return f"waits for {size:.0f} MiB that the KV cache has"
 
+    @property
+    def due(self) -> bool:
+        """The job is about to get what it waits for."""
+        return self._share is not None and 0 < self._share.wanted <= self._spare()
+
     # ---- step path ---------------------------------------------------------------------------------------------------
 
     def look(

@@ -122,7 +122,9 @@ class Attachment:
         if not self._scheduler.is_fully_idle():
             return False
         # The engine does not sleep while memory is on its way.
-        return self.runtime.idle(self._load()) or (self._kv is not None and not self._kv.settled)
+        trained = self.runtime.idle(self._load())
+        moving = self._kv is not None and not self._kv.settled
+        return trained or moving or (self._broker is not None and self._broker.due)
 
     def _load(self, requests: Any = None) -> Load:
         """The engine with `requests` running, by default those that go on after this step."""

@@ -83,7 +83,7 @@ def _elastic(configurator: Any) -> bool:
     from core.config import Settings
 
     wanted = Settings().engine.elastic_kv
-    return False if wanted is None else wanted
+    return configurator.device == "cpu" if wanted is None else wanted
 
 
 def _build_token_to_kv_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
