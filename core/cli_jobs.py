@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 if TYPE_CHECKING:
-    from core.api import job_schemas
+    from core.api import job_schemas, schemas
     from core.printing import Column
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -24,6 +24,7 @@ webhooks = typer.Typer(invoke_without_command=True)
 def mount(app: typer.Typer, jobs: typer.Typer) -> None:
     """Add the commands to `harli` and `harli jobs`."""
     jobs.command("clone")(clone)
+    jobs.command("queue")(queue)
     jobs.command("move")(move)
     jobs.command("why")(why)
     jobs.command("samples")(samples)
@@ -116,6 +117,26 @@ def move(
         printing.as_json(moved)
     else:
         printing.say(f"Job {moved.id}: {moved.waiting_reason or moved.state}.")
+
+
+def queue(json: AsJson = False) -> None:
+    """Show the job that runs, then the waiting ones as they will be handed out."""
+    from core import printing
+    from core.cli import connected
+
+    with connected() as client:
+        found = client.job_queue()
+    if json:
+        printing.as_json(found)
+        return
+    columns: Sequence[Column[schemas.Job]] = (
+        ("ID", lambda job: job.id),
+        ("NAME", lambda job: job.name),
+        ("STATE", lambda job: job.state),
+        ("PRIORITY", lambda job: job.priority),
+        ("WAITS BECAUSE", lambda job: job.waiting_reason),
+    )
+    printing.table(found, columns, "No job runs or waits.")
 
 
 def why(job: JobId, json: AsJson = False) -> None:

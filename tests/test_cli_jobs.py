@@ -38,6 +38,8 @@ def test_jobs_are_cloned_moved_explained_compared_and_forgotten(harli: Harli, da
         shown(harli("submit", "--dataset", dataset, "--adapter", name, "--json"))["id"] for name in names
     )
     assert "number" in harli("jobs", "move", second, "top").stdout
+    assert shown(harli("jobs", "queue", "--json"))[0]["id"] == second
+    assert first in harli("jobs", "queue").stdout
     outlook = shown(harli("jobs", "why", second, "--json"))
     assert first not in [ahead["id"] for ahead in outlook["ahead"]]
     assert "no engine is connected" in harli("jobs", "why", first).stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import streamlit as st
 
@@ -19,7 +20,8 @@ from core.api.schemas import Job, JobEvent, JobMetric
 
 _LOG_LINES = 500
 _OUTLOOK_S = 3.0
-_PLACES = {
+# Where a waiting job can be moved to, with the icon of it.
+PLACES: dict[Literal["top", "up", "down", "bottom"], str] = {
     "top": ":material/vertical_align_top:", "up": ":material/arrow_upward:", "down": ":material/arrow_downward:",
     "bottom": ":material/vertical_align_bottom:",
 }  # fmt: skip
@@ -60,7 +62,10 @@ def _lineage(job: Job) -> None:
             "views/adapters.py", label=f"adapter {trained}", icon=":material/extension:",
             query_params={"adapter": job.adapter_name}, disabled=job.adapter_version is None,
         )  # fmt: skip
-        times = [("submitted", job.created_at), ("started", job.started_at), ("ended", job.ended_at)]
+        times = [
+            ("submitted", job.created_at), ("started", job.started_at), ("ended", job.ended_at),
+            ("deadline", job.deadline),
+        ]  # fmt: skip
         st.caption(" · ".join(f"{word} {when(time)}" for word, time in times if time), width="content")
 
 
@@ -92,7 +97,7 @@ def _actions(job: Job) -> None:
             st.button("Set priority", key="priority_set", on_click=_act, args=("Reordering", "priority", job))
             st.caption("Place among the waiting jobs")
             with st.container(horizontal=True):
-                for place, icon in _PLACES.items():
+                for place, icon in PLACES.items():
                     st.button(
                         place.capitalize(), icon=icon, key=f"move_{place}", on_click=_act,
                         args=("Moving", f"move_{place}", job), disabled=job.state not in WAITING,
@@ -110,7 +115,7 @@ def _act(doing: str, action: str, job: Job) -> None:
         "stop": lambda: client().stop_job(job.id, save=False),
         "stop_save": lambda: client().stop_job(job.id, save=True),
         "priority": lambda: client().update_job(job.id, priority=int(st.session_state["priority"])),
-        **{f"move_{place}": (lambda place=place: client().move_job(job.id, place)) for place in _PLACES},
+        **{f"move_{place}": (lambda place=place: client().move_job(job.id, place)) for place in PLACES},
     }
     attempt(f"{doing} the job", calls[action], f"{doing} {job.name}")
 

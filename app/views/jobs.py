@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import streamlit as st
 
 from app.ui import job_compare, job_detail, job_form, schedules, webhooks
 from app.ui.data import client
-from app.ui.page import heading, reading, teach
+from app.ui.job_detail import PLACES
+from app.ui.page import attempt, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
-from app.ui.states import progress_cell, state_cell
+from app.ui.states import WAITING, progress_cell, state_cell
 from app.ui.table import Cell, Column, Row, cell, table
-from app.ui.text import number
+from app.ui.text import number, plain
 from core.api.schemas import Job, JobState
 
 _COLUMNS = [
@@ -20,6 +21,7 @@ _COLUMNS = [
     Column("Data set", wide=True), Column("Adapter", wide=True), Column("Priority", end=True, wide=True),
     Column("Submitted", "time", wide=True),
 ]  # fmt: skip
+_ORDERED = 50
 
 
 def row(job: Job) -> Row:
@@ -39,9 +41,33 @@ def row(job: Job) -> Row:
     )
 
 
+def _move(job: Job, to: Literal["up", "down", "top", "bottom"]) -> None:
+    attempt("Moving the job", lambda: client().move_job(job.id, to), place="order")
+
+
+def order() -> None:
+    """The waiting jobs as they will run, to be put into another order; nothing while at most one waits."""
+    with reading("the queue"):
+        waiting = [job for job in client().job_queue(_ORDERED) if job.state in WAITING]
+    if len(waiting) < 2:
+        return
+    with st.expander(f"Order of {len(waiting)} waiting jobs", icon=":material/swap_vert:", key="order"):
+        show_faults("order")
+        for place, job in enumerate(waiting, 1):
+            with st.container(horizontal=True, vertical_alignment="center"):
+                for to, icon in PLACES.items():
+                    end = place == 1 if to in ("top", "up") else place == len(waiting)
+                    st.button(
+                        to.capitalize(), icon=icon, key=f"{to}_{job.id}", type="tertiary",
+                        on_click=_move, args=(job, to), disabled=end,
+                    )  # fmt: skip
+                st.markdown(f"{place}. **{plain(job.name)}** :gray[priority {job.priority}]")
+
+
 @st.fragment(run_every="2s")
 def queue() -> None:
     """The jobs of the chosen state, newest first, a page at a time."""
+    order()
     states = ["all", *get_args(JobState)]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox("State", states, key="state", bind="query-params", width=180)

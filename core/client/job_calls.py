@@ -32,6 +32,11 @@ class JobCalls:
         return ask(schemas.Job, "POST", f"/api/jobs/{job_id}/move", json={"to": to})
 
     @call
+    def job_queue(self, limit: int = 100) -> Steps[Rows[schemas.Job]]:
+        """The job that runs, then the first waiting ones as they will be handed out."""
+        return ask_rows(schemas.Job, "/api/jobs/queue", params={"limit": limit})
+
+    @call
     def delete_job(self, job_id: str) -> Steps[None]:
         """Forget a job that has ended; the adapter that it made stays."""
         yield from exchange("DELETE", f"/api/jobs/{job_id}")

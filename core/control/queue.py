@@ -1,4 +1,4 @@
-"""The order of waiting jobs, changed by hand."""
+"""The order in which jobs run, and how it is changed by hand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from core.control.lifecycle import remark
 from core.errors import Conflict
 from db import changes
 from db import jobs as rows
+from db.jobs import IN_ENGINE
 
 _WAITING = ("queued", "interrupted")
+
+
+def order(control: Control, limit: int) -> list[schemas.Job]:
+    """The job that an engine holds, then the first waiting ones as they will be handed out; those that the caller
+    sees."""
+    with control.store.read() as session:
+        return views(session, [*rows.in_states(session, IN_ENGINE), *rows.in_states(session, _WAITING)][:limit])
 
 
 def move(control: Control, job_id: str, to: Literal["up", "down", "top", "bottom"]) -> schemas.Job:

@@ -185,6 +185,10 @@ def test_a_waiting_job_says_why_and_can_be_moved_up(page: Page, quiet: Backstage
     page.get_by_role("button", name="Priority").click()
     page.get_by_role("button", name="Top", exact=True).click()
     expect(page.get_by_text("Number 1 in the queue")).to_be_visible()
+    visit(page, f"{quiet.url}/jobs", "Jobs")
+    page.get_by_text("Order of 2 waiting jobs").click()
+    page.get_by_role("button", name="Down", exact=True).first.click()
+    until(lambda: quiet.client.job_queue()[1].id == second.id, 10, "the new order")
 
 
 def test_a_job_can_be_cloned_into_the_form(page: Page, quiet: Backstage, make_dataset: MakeDataset) -> None:

@@ -48,6 +48,7 @@ def test_a_waiting_job_moves_among_the_others(control: Control, submit: Submit) 
     ):  # fmt: skip
         queue.move(control, made[name], to)  # type: ignore[arg-type]
         assert "".join(order(control)) == expected
+    assert [job.adapter_name for job in queue.order(control, 3)] == list("cab")
     assert "moved" in [event.kind for event in jobs.events(control, made["d"], 0, 100)]
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
+from pydantic import TypeAdapter
 
 from core.api import schemas
-from core.api.depends import After, ControlDep, Cursor, Limit, Name
+from core.api.depends import After, AnswersDep, ControlDep, Cursor, Limit, Name
 from core.api.job_schemas import JobClone, JobComparison, JobEstimate, JobMove, JobOutlook, JobSample
 from core.control import comparison, jobs, outlook, queue
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 Rows = Annotated[int, Query(ge=1, le=10_000)]
+_PAGE = TypeAdapter(schemas.Page[schemas.Job])
 
 
 @router.post(
@@ -34,12 +36,17 @@ def create(
     return found
 
 
-@router.get("", summary="List jobs")
-def page(
-    control: ControlDep, state: schemas.JobState | None = None, limit: Limit = 100, cursor: Cursor = None
-) -> schemas.Page[schemas.Job]:
+@router.get("", summary="List jobs", response_model=schemas.Page[schemas.Job])
+async def page(
+    control: ControlDep,
+    answers: AnswersDep,
+    state: schemas.JobState | None = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Response:
     """Newest first, of one state or all."""
-    return jobs.page(control, limit, cursor, state)
+    key = ("jobs", control.principal.scope, limit, cursor, state)
+    return await answers.get(key, lambda: jobs.page(control, limit, cursor, state), _PAGE)
 
 
 @router.post("/estimate", summary="What a job would take")
@@ -47,6 +54,12 @@ def estimate(control: ControlDep, job: schemas.JobCreate) -> JobEstimate:
     """Nothing is queued. Refused for what submitting would be refused for; what is not known yet is left out, and
     `notes` say why."""
     return jobs.estimate(control, job)
+
+
+@router.get("/queue", summary="The order in which jobs run")
+def in_order(control: ControlDep, limit: Limit = 100) -> list[schemas.Job]:
+    """The one that runs, then the first waiting ones as they will be handed out."""
+    return queue.order(control, limit)
 
 
 @router.get("/compare", summary="Jobs side by side")
