@@ -25,6 +25,8 @@ from db.scope import DEFAULT_TENANT
 
 Write = Callable[[], AbstractContextManager[Session]]
 Step = Literal["pending", "firing", "resolved", "dropped"]
+# Figures of the moment; the others are of what the engine has reported over a window.
+_PRESENT = frozenset({"engine_ready", "parts_down", "queued_jobs", "longest_wait_s"})
 
 # ---- rules -----------------------------------------------------------------------------------------------------------
 
@@ -98,16 +100,18 @@ class Look:
 
     def value(self, rule: AlertRuleRecord) -> float | None:
         """The rule's figure now; None when there is none."""
-        present = self._present(rule.metric)
-        return present if present is not None else self._measured(rule)
+        return self._present(rule.metric) if rule.metric in _PRESENT else self._measured(rule)
 
     def _present(self, metric: str) -> float | None:
-        """A figure of the store or of the parts at this moment; None when the metric is not one of those."""
+        """A figure of the store or of the parts at this moment."""
         value: float | None = None
         match metric:
             case "engine_ready":
                 engine = engines.current(self.session)
-                value = float(engine is not None and engine.state == "ready")
+                if engine is not None and engine.state == "ready":
+                    value = 1.0
+                elif not self._starts():
+                    value = 0.0
             case "parts_down":
                 value = float(sum(part.state in ("backing_off", "failed") for part in telemetry.parts(self.control)))
             case "queued_jobs":
@@ -117,6 +121,11 @@ class Look:
                 since = min((job.state_since for job in waiting), default=self.at)
                 value = (self.at - since).total_seconds()
         return value
+
+    def _starts(self) -> bool:
+        """Whether the engine is being started for the first time: that takes minutes, and is no fault."""
+        parts = telemetry.parts(self.control)
+        return any(part.name == "engine" and part.state == "starting" and not part.restarts for part in parts)
 
     def _measured(self, rule: AlertRuleRecord) -> float | None:
         """A figure of the engine's reports over the rule's window; None without reports."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -113,6 +114,17 @@ def test_a_missing_engine_and_a_long_wait_are_seen(control: Control, submit: Cal
     )
     found = {alert.rule for alert in look(control, now() + timedelta(hours=2))}
     assert found == {"engine-down", "waiting-jobs", "queue", "parts"}, "no job runs, so that none can stall"
+
+
+@either
+def test_an_engine_that_starts_for_the_first_time_is_not_down(control: Control) -> None:
+    only(control, "down", metric="engine_ready", comparison="below", threshold=1, for_s=0)
+    parts = control.data_dir / "run" / "parts.json"
+    part = {"name": "engine", "state": "starting", "restarts": 0, "since": "2026-11-30T12:00:00Z"}
+    parts.write_text(json.dumps([part]))
+    assert look(control, now()) == []
+    parts.write_text(json.dumps([{**part, "restarts": 1}]))
+    assert [alert.state for alert in look(control, now())] == ["firing"], "it crashed before"
 
 
 @either
