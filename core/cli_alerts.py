@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -70,7 +70,7 @@ def alerts_set(
     if metric not in get_args(AlertMetric):
         raise typer.BadParameter(f"{metric!r} is none of {', '.join(get_args(AlertMetric))}", param_hint="FIGURE")
     given = {"window_s": window, "for_s": hold, "severity": severity, "enabled": enabled}
-    fields = {key: value for key, value in given.items() if value is not None}
+    fields: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     with connected() as client:
         rule = client.set_alert_rule(name, metric=metric, comparison=comparison, threshold=threshold, **fields)
     if json:

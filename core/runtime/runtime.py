@@ -540,7 +540,7 @@ class Runtime:
                 engine_id=self._engine.hello.engine_id,
                 time=time.time(),
                 steps=steps,
-                tasklets=dict(tasklets),
+                tasklets={kind: known for kind, known in tasklets.items()},  # noqa: C416 - its keys are plain words
                 mix=self._work.mix,
                 step_tokens=self._work.step_tokens,
             )
