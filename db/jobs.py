@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, and_, delete, func, or_, select
-from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.orm import Mapped, Session, load_only, mapped_column
 
 from db.base import Base, BigId
 from db.scope import Owned, all_tenants
@@ -36,6 +36,7 @@ class JobRecord(Owned, Base):
         CheckConstraint("command IN ('pause', 'stop', 'save')", name="command"),
         Index(None, "state", "priority", "seq"),
         Index(None, "tenant", "seq"),
+        Index(None, "state", "seq"),
         {"sqlite_autoincrement": True},
     )
 
@@ -128,6 +129,9 @@ class JobLogRecord(Base):
 
 # In the order of hand-out.
 _ORDER = (JobRecord.priority.desc(), func.coalesce(JobRecord.place, JobRecord.seq), JobRecord.seq)
+_BRIEF = (
+    JobRecord.id, JobRecord.tenant, JobRecord.name, JobRecord.state, JobRecord.command, JobRecord.stalls, JobRecord.held
+)  # fmt: skip
 
 
 def find(session: Session, job_id: str) -> JobRecord | None:
@@ -144,10 +148,15 @@ def page(session: Session, limit: int, before: int | None, state: str | None) ->
     return list(session.scalars(query))
 
 
-def in_states(session: Session, states: Collection[str], *, everyones: bool = False) -> list[JobRecord]:
+def in_states(
+    session: Session, states: Collection[str], *, everyones: bool = False, brief: bool = False
+) -> list[JobRecord]:
     """In the order of hand-out: the highest priority first, then by place, which is age unless someone moved it.
-    `everyones`: those of all tenants, to be counted and not shown."""
+    `everyones`: those of all tenants, to be counted and not shown. `brief`: with what their place in the queue depends
+    on; the session fetches the rest of a row when it is looked at."""
     query = select(JobRecord).where(JobRecord.state.in_(states)).order_by(*_ORDER)
+    if brief:
+        query = query.options(load_only(*_BRIEF))
     return list(session.scalars(query, execution_options=all_tenants() if everyones else {}))
 
 

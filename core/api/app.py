@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from core.api import errors, gate, openai_errors, proxy, security, upload
 from core.api.doctor import Examination
+from core.api.answers import Answers
 from core.api.events import Broadcaster
 from core.api.routes import (
     adapters,
@@ -52,7 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         control = await run_in_threadpool(open_control, settings)
         await run_in_threadpool(ensure_local, control)
-        app.state.tokens = Tokens(control)
+        app.state.tokens, app.state.answers = Tokens(control), Answers(control.store)
         owner, broadcaster = Owner(control), Broadcaster(control)
         app.state.control, app.state.owner, app.state.broadcaster = control, owner, broadcaster
         app.state.simulator = simulator = Simulator()

@@ -6,18 +6,25 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
+from core.api.answers import Answers
 from core.api.gate import describe
 from core.api.schemas import NAME
 from core.control.context import Control
 from core.control.principal import Principal
 
 
-def _principal(request: Request) -> Principal:
+# Not one of these waits, so that none needs a thread.
+async def _answers(request: Request) -> Answers:
+    answers: Answers = request.app.state.answers
+    return answers
+
+
+async def _principal(request: Request) -> Principal:
     principal: Principal = request.state.principal
     return principal
 
 
-def _control(request: Request) -> Control:
+async def _control(request: Request) -> Control:
     control: Control = request.app.state.control
     actor = request.state.actor
     if actor is not None:
@@ -25,6 +32,7 @@ def _control(request: Request) -> Control:
     return control.of(request.state.principal, actor)
 
 
+AnswersDep = Annotated[Answers, Depends(_answers)]
 PrincipalDep = Annotated[Principal, Depends(_principal)]
 # Its store shows what the request's principal may see, and writes what is changed to the audit log.
 ControlDep = Annotated[Control, Depends(_control)]

@@ -95,7 +95,9 @@ def views(session: Session, records: Iterable[JobRecord]) -> list[schemas.Job]:
 
 def _waiting_reasons(session: Session) -> dict[str, str]:
     """Of every job that has not ended and does not move."""
-    waiting = job_rows.in_states(session, ("queued", "interrupted", "paused", "saving", "running"), everyones=True)
+    waiting = job_rows.in_states(
+        session, ("queued", "interrupted", "paused", "saving", "running"), everyones=True, brief=True
+    )
     engine = engines.known(session)
     held = next(iter(job_rows.in_states(session, IN_ENGINE, everyones=True)), None)
     busy = None if held is None else _busy(session, held)

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import anyio
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import TypeAdapter
 from sse_starlette import EventSourceResponse
 
 from core.api import schemas
-from core.api.depends import ControlDep, Cursor, Limit, PrincipalDep
+from core.api.depends import AnswersDep, ControlDep, Cursor, Limit, PrincipalDep
 from core.api.doctor import Examination
 from core.control import engines, notices, targets, telemetry
 from core.control.context import Control
@@ -24,6 +25,8 @@ from db.base import now
 
 router = APIRouter(tags=["engine"])
 metrics_router = APIRouter(tags=["engine"])
+_LIVE = TypeAdapter(schemas.Live)
+_HISTORY = TypeAdapter(list[schemas.TelemetryPoint])
 
 
 @router.get("/health", summary="Whether this API process serves")
@@ -57,23 +60,30 @@ def all_notices(
     return notices.page(control, limit, cursor, tuple(code or ()))
 
 
-@router.get("/live", summary="Engine, targets and the last seconds summed up")
-def live(
-    control: ControlDep, window_s: Annotated[float, Query(gt=0, le=600, description="seconds to sum up")] = 60
-) -> schemas.Live:
-    """Percentiles are exact: of the raw gaps of the window, each weighted by the tokens that saw it."""
-    return telemetry.live(control, window_s)
-
-
-@router.get("/telemetry", summary="The engine's figures over time")
-def history(
+@router.get("/live", summary="Engine, targets and the last seconds summed up", response_model=schemas.Live)
+async def live(
     control: ControlDep,
+    answers: AnswersDep,
+    window_s: Annotated[float, Query(gt=0, le=600, description="seconds to sum up")] = 60,
+) -> Response:
+    """Percentiles are exact: of the raw gaps of the window, each weighted by the tokens that saw it."""
+    key = ("live", control.principal.scope, window_s)
+    return await answers.get(key, lambda: telemetry.live(control, window_s), _LIVE)
+
+
+@router.get(
+    "/telemetry", summary="The engine's figures over time", response_model=list[schemas.TelemetryPoint]
+)
+async def history(
+    control: ControlDep,
+    answers: AnswersDep,
     seconds: Annotated[float, Query(gt=0, le=14 * 86400, description="how far back")] = 300,
     points: Annotated[int, Query(ge=1, le=2000, description="at most so many points")] = 300,
-) -> list[schemas.TelemetryPoint]:
+) -> Response:
     """Oldest first. Points are a second or more; those of the last hour are of raw values, older ones of values rounded
     to three digits. Two weeks are kept."""
-    return telemetry.history(control, seconds, points)
+    key = ("telemetry", control.principal.scope, seconds, points)
+    return await answers.get(key, lambda: telemetry.history(control, seconds, points), _HISTORY, steady=True)
 
 
 @router.get("/parts", summary="The supervised processes")
