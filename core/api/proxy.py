@@ -42,7 +42,10 @@ async def forward(request: Request, control: Control, path: str) -> Response:
     served = await run_in_threadpool(models.served, control, model)
     http: httpx.AsyncClient = request.app.state.engine_http
     sent = http.build_request(
-        "POST", f"{served.url}{path}", json={**body, "model": served.model}, headers={"accept-encoding": "identity"}
+        "POST",
+        f"{served.url}{path}",
+        content=json.dumps({**body, "model": served.model}),
+        headers={"accept-encoding": "identity", "content-type": "application/json"},
     )
     try:
         answer = await http.send(sent, stream=True)
@@ -64,12 +67,16 @@ async def _body(request: Request) -> dict[str, Any]:
         if len(content) > _MAX_BODY:
             raise TooLarge("request_too_large", f"the request is larger than {_MAX_BODY} bytes; shorten it")
     try:
-        found = json.loads(content)
-    except ValueError as error:
+        found = json.loads(content, parse_constant=_no_json)
+    except (ValueError, RecursionError) as error:
         raise Invalid("json", f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise Invalid("json", f"the body is a JSON {type(found).__name__}; send an object")
     return found
+
+
+def _no_json(word: str) -> None:
+    raise ValueError(f"{word} is not a value of it")
 
 
 async def _events(answer: httpx.Response) -> AsyncIterator[bytes]:

@@ -322,6 +322,23 @@ def test_the_api_key_is_a_token_and_a_wrong_one_is_refused_in_openais_shape(http
     assert caught.value.type == "authentication_error"
 
 
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"top_p": NaN}', b"[" * 100_000, b'{"model": 7}', b"\xff"])
+def test_a_question_that_is_not_one_is_refused(client: OpenAI, http: TestClient, body: bytes) -> None:
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    answer = http.post("/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_whatever_text_there_is_reaches_the_engine_as_it_came(
+    client: OpenAI, http: TestClient, engine: EnginePeer, chat_engine: ChatServer
+) -> None:
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    said = [{"role": "user", "content": "Zürich \u2028 \U0001f30a \ud800"}]
+    http.post("/v1/chat/completions", content=json.dumps({"messages": said}), headers=headers)
+    assert chat_engine.requests[-1] == {"model": "small", "messages": said}
+
+
 def test_every_error_under_v1_has_openais_shape(client: OpenAI, http: TestClient) -> None:
     headers = {"Authorization": f"Bearer {client.api_key}"}
     answers: list[httpx.Response] = [
