@@ -81,12 +81,13 @@ class JobShare:
             yield
 
     def ask(self) -> bool:
-        """After `OutOfMemory`: ask for twice what was granted, at most the cap; False when that is granted already."""
+        """After `OutOfMemory`: ask for twice what was granted, between an eighth of what the cap leaves and all of it;
+        False when that is granted already."""
         ceiling = self.cap - self.state
         if self.activations >= ceiling:
             return False
-        # As much as the tensor that did not fit needs, and with room for more of its kind.
-        at_least = pages_of(self._arena, self._meter.refused)
+        # Each time the micro-batch has run for nothing: a few large steps rather than many small ones.
+        at_least = max(pages_of(self._arena, self._meter.refused), ceiling // 8)
         self._needed = min(ceiling, max(2 * self.activations, at_least, self._needed))
         return self._needed > self.activations
 
