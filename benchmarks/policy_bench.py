@@ -42,7 +42,7 @@ def knobs_of(policy: str, device: Device) -> list[dict[str, Any]]:
         "chunked": [{"chunk_tokens": 64}, {"chunk_tokens": 128}, {"chunk_tokens": 256}],
         "tasklet_slices": [{}, {"allowance": 0.0}],
         "harli_hysteresis": [{"high": high, "low": low} for high, low in ((1.0, 0.75), (0.9, 0.6), (0.8, 0.5))],
-        "hybrid": [{}, {"hold": 4}, {"few": 4}],
+        "hybrid": [{}, {"hold": 4}, {"frugal": 1.0}, {"frugal": 0.08}],
     }.get(policy, [{}])
 
 

@@ -8,7 +8,8 @@ only the slack behind the step, so time slices and partitions are both among the
 All layouts are compared every `hold` steps, or when the present one no longer holds the target; in between the best
 `few` are, every `look` steps. Where a part still works, leaving it means to wait for it, so another layout has to train
 more by `gain`. The slack is that of the tightest request, so one that was served early lends what it gained. Slack is
-left alone where longer steps would fill the batch or the memory with requests (`core.policy.crowding`).
+left alone where longer steps would fill the batch with requests, and where they would take finetuning's memory a way
+counts for the time in which it would have it (`core.policy.crowding`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from core.policy.allowance import earned
-from core.policy.crowding import CALM, Crowding, after_step, longest_gap
+from core.policy.crowding import CALM, Crowding, after_step, frugal_gap, roomy_gap, share_with_memory
 from core.policy.fit import NO_MEMORY, blocked, fit, fit_beside, idle, retreat, start_ms
 from core.policy.shares import NO_SHARES, Shares, charge, next_job
 from core.policy.tasklet_slices import time_slice
@@ -31,14 +32,16 @@ _WORTH_A_LONGER_GAP = 1.05  # trained per ms, against keeping the part busy: a l
 class Knobs:
     """hold: steps between two comparisons of all layouts; few: the best of them, which are compared every `look` steps
     in between; gain: what another layout has to train more for a change while the present part works; yielding: part of
-    the extra time that a step with waiting requests gives up; allowance, idle_ms, quantum_tokens: as of
-    `tasklet_slices`."""
+    the extra time that a step with waiting requests gives up; frugal: what of the gap for which there is memory may be
+    filled by tasklets behind a step, when that gap is as long as the target's; allowance, idle_ms, quantum_tokens: as
+    of `tasklet_slices`."""
 
     hold: int = 16
     few: int = 3
     look: int = 4
     gain: float = 0.05
     yielding: float = 0.02
+    frugal: float = 0.25
     allowance: float = 0.004
     idle_ms: float = 20.0
     quantum_tokens: float = 4096.0
@@ -63,10 +66,10 @@ MEMORY = Memory()
 
 
 class _Way(NamedTuple):
-    """A way to fill step after step in a layout: trained per ms, layout, bound of the decode step, ms until the
-    tasklets beside it end, ms that those after it get (0: the finetune part is kept busy into the next step instead),
-    whether what is queued leaves no time for it in this step, the ms that the next gap may take, and the bound of the
-    next tasklet on the finetune part."""
+    """A way to fill step after step in a layout: trained per ms (times the share of the time in which there is memory
+    for it), layout, bound of the decode step, ms until the tasklets beside it end, ms that those after it get (0: the
+    finetune part is kept busy into the next step instead), whether what is queued leaves no time for it in this step,
+    the ms that the next gap may take, and the bound of the next tasklet on the finetune part."""
 
     rate: float
     layout: Layout
@@ -80,8 +83,9 @@ class _Way(NamedTuple):
 
 class _Question(NamedTuple):
     """What is the same for all layouts of a step: state and predictor, the next tasklet's kind and its ms on the whole
-    device, the longest that the gap may be, the shortest that a target gives to one, and the part of the extra time
-    that is used."""
+    device, the longest that the gap may be, the shortest that a target gives to one, the longest for which memory is
+    roomy enough and what of that tasklets behind a step may use, a step's ms without finetuning, and the part of the
+    slack that a time slice may use."""
 
     state: StepState
     predictor: Predictor
@@ -89,6 +93,9 @@ class _Question(NamedTuple):
     unit_ms: float
     limit_ms: float
     share_ms: float
+    roomy_ms: float
+    frugal_ms: float
+    alone_ms: float
     part: float
 
 
@@ -108,7 +115,7 @@ def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = 
         answer = idle(job, predictor, state, knobs.idle_ms)
         return answer, Memory((), (), 0, memory.crowding, credit, charge(shares, job, answer.after))
 
-    way, question = None, _question(state, predictor, job, memory.crowding)
+    way, question = None, _question(state, predictor, job, memory.crowding, knobs)
     if job.tasklets:
         if age < knobs.hold and layouts == state.layouts:
             way, best = _best(question, best if age % knobs.look == 0 else best[:1], knobs.gain, best)
@@ -140,18 +147,22 @@ def _crowded(
     return after_step(crowding, state, start_ms(state, answer.layout) + decode, knobs.yielding)
 
 
-def _question(state: StepState, predictor: Predictor, job: JobView, crowding: Crowding) -> _Question:
+def _question(
+    state: StepState, predictor: Predictor, job: JobView, crowding: Crowding, knobs: Knobs
+) -> _Question:
     kind = job.tasklets[0] if job.tasklets else "forward"
     slack = min(state.slack_ms) if state.slack_ms else inf
     share = min(state.target_ms) if state.target_ms else slack
-    part, gap = crowding.part, longest_gap(crowding, state, job)
-    limit = slack
-    if slack < inf and (part < 1 or gap < slack):
+    part, roomy = crowding.part, roomy_gap(crowding, state, job)
+    frugal = frugal_gap(roomy, slack, knobs.frugal)
+    limit, alone = slack, 0.0
+    if slack < inf and (part < 1 or frugal < slack):
         alone = predictor.decode_upper_ms(WHOLE, state.padded, state.kv_tokens, None, state.max_kv)
         if alone < slack:
-            part = min(part, max(0.0, gap - alone) / (slack - alone))
             limit = alone + part * (slack - alone)
-    return _Question(state, predictor, kind, predictor.tasklet_ms(WHOLE, kind), limit, share, part)
+            part = min(part, max(0.0, frugal - alone) / (slack - alone))
+    unit = predictor.tasklet_ms(WHOLE, kind)
+    return _Question(state, predictor, kind, unit, limit, share, roomy, frugal, alone, part)
 
 
 def _best(
@@ -180,7 +191,7 @@ def _best(
 
 def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, float, float, bool, float, float] | None:
     """The fields of the best `_Way` in one layout, None when its step does not hold the target or nothing fits."""
-    state, predictor, kind, unit, limit, share, _ = question
+    state, predictor, kind, unit, limit, share, roomy, frugal, alone, _ = question
     whole = layout == WHOLE
     decode = predictor.decode_upper_ms(layout, state.padded, state.kv_tokens, None if whole else kind, state.max_kv)
     if decode > limit or decode == inf:
@@ -188,6 +199,8 @@ def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, flo
     gap = start_ms(state, layout) + decode
     later = gap > limit
     slack = limit if later or gap <= share else limit - gap + share  # of the next gap
+    if frugal < slack:
+        slack = max(frugal, decode)
     if whole:
         after = (slack - decode) // unit * unit if slack < inf else unit
         return (after / (decode + after), layout, decode, decode, after, later, slack, unit) if after > 0 else None
@@ -195,6 +208,8 @@ def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, flo
     if tasklet == inf:
         return None
     rate, end_ms, after_ms = unit / tasklet, decode, 0.0
+    if decode > roomy:
+        rate *= share_with_memory(decode, roomy, alone)
     left = state.beside_ms if layout == state.layout else 0.0
     count = (decode - left) // tasklet
     if count > 0:  # what ends with the decode step

@@ -5,9 +5,11 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from core.policy import bind
-from core.policy.crowding import CALM, Crowding, after_step, longest_gap
+from core.policy.crowding import CALM, Crowding, after_step, frugal_gap, roomy_gap, share_with_memory
 from core.policy.types import JobView, StepState
 from tests.policy.clockwork import LAYOUTS, Clockwork, state
 
@@ -21,32 +23,54 @@ def settled(kv_tokens: int, gap_ms: float) -> Crowding:
     return crowding
 
 
-def longest(free_pages: int, job: JobView = JOB) -> float:
+def roomy(free_pages: int, job: JobView = JOB) -> float:
     here = state(kv_tokens=40_000, kv_tokens_per_page=16.0, free_pages=free_pages)
-    return longest_gap(settled(40_000, 20.0), here, job)
+    return roomy_gap(settled(40_000, 20.0), here, job)
 
 
 def test_steps_may_grow_as_far_as_the_kv_cache_may() -> None:
-    assert longest(free_pages=2500) == pytest.approx(2 * longest(free_pages=0))  # as many tokens again
-    assert 20.0 < longest(free_pages=0) < 25.0
+    assert roomy(free_pages=2500) == pytest.approx(2 * roomy(free_pages=0))  # as many tokens again
+    assert 20.0 < roomy(free_pages=0) < 30.0
 
 
 def test_the_pages_that_the_job_needs_are_not_for_the_kv_cache() -> None:
     needy = JobView("job", JOB.tasklets, pages=1250)
-    assert longest(2500, needy) == pytest.approx(longest(1250))
+    assert roomy(2500, needy) == pytest.approx(roomy(1250))
 
 
-def test_a_batch_that_still_grows_counts_as_what_it_grows_to() -> None:
-    growing = CALM
-    for step in range(500):
-        growing = after_step(growing, state(kv_tokens=100 * step, kv_tokens_per_page=16.0), 20.0, 0.02)
+def test_a_batch_that_has_just_grown_counts_as_what_it_is() -> None:
     here = state(kv_tokens=50_000, kv_tokens_per_page=16.0, free_pages=2500)
-    assert longest_gap(growing, here, JOB) < 0.8 * longest_gap(settled(50_000, 20.0), here, JOB)
+    before, now = settled(10_000, 20.0), settled(50_000, 20.0)
+    assert roomy_gap(before, here, JOB) == pytest.approx(roomy_gap(now, here, JOB), rel=0.01)
 
 
 def test_without_shared_memory_steps_are_not_limited() -> None:
-    assert longest_gap(settled(40_000, 20.0), state(free_pages=1), JOB) == inf
-    assert longest_gap(CALM, state(kv_tokens_per_page=16.0), JOB) == inf
+    assert roomy_gap(settled(40_000, 20.0), state(free_pages=1), JOB) == inf
+    assert roomy_gap(CALM, state(kv_tokens_per_page=16.0), JOB) == inf
+    assert frugal_gap(inf, 20.0, 0.25) == inf
+
+
+def test_longer_steps_than_memory_has_room_for_are_paid_with_time_without_it() -> None:
+    assert share_with_memory(30.0, 40.0, 10.0) == 1.0
+    assert share_with_memory(40.0, 25.0, 10.0) == pytest.approx(0.5)  # half of the time at 40 ms, half at 10 ms
+    assert 0.0 < share_with_memory(40.0, 5.0, 10.0) < 0.05
+
+
+@given(st.floats(1, 200), st.floats(1, 200), st.floats(1, 200), st.floats(0, 50))
+def test_the_share_never_rises_with_the_step_and_never_falls_with_the_room(
+    gap: float, room: float, alone: float, more: float
+) -> None:
+    share = share_with_memory(gap, room, alone)
+    assert 0.0 < share <= 1.0
+    assert share_with_memory(gap, room + more, alone) >= share - 1e-12
+    if gap > alone:
+        assert share_with_memory(gap + more, room, alone) <= share + 1e-12
+
+
+def test_what_runs_behind_steps_gets_less_of_the_memory_the_scarcer_it_is() -> None:
+    assert frugal_gap(20.0, 20.0, 0.25) == 5.0
+    assert frugal_gap(40.0, 20.0, 0.25) == 20.0
+    assert frugal_gap(200.0, 20.0, 0.25) == 200.0
 
 
 def test_hybrid_keeps_its_steps_short_enough_for_its_memory() -> None:
