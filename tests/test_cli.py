@@ -224,6 +224,29 @@ def test_jobs_are_listed_by_state(harli: Harli, job: str) -> None:
     assert "queued" in fault(harli("jobs", "list", "--state", "asleep"), status=2)
 
 
+def test_a_file_is_looked_at_before_it_is_sent(harli: Harli, api: Client, tmp_path: Path) -> None:
+    path = tmp_path / "odd.csv"
+    path.write_text("frage,reaktion\nWer?,Ich.\n")
+    looked = harli("datasets", "preview", str(path))
+    assert (looked.exit_code, "--column ROLE=COLUMN" in looked.stdout) == (1, True)
+    columns = ("--column", "prompt=frage", "--column", "completion=reaktion")
+    found = answer(harli("datasets", "preview", str(path), *columns, "--json"))
+    assert (found["format"], len(found["rows"])) == ("prompt/completion", 1)
+    assert "odd" not in [dataset.name for dataset in api.datasets().items]
+
+
+def test_rows_are_shown(harli: Harli, dataset: str) -> None:
+    shown = harli("datasets", "rows", dataset, "--offset", "3", "--limit", "1").stdout
+    assert shown.splitlines()[0] == "--- row 3"
+    assert "assistant: Aye, 3." in shown
+
+
+def test_aliases_of_an_adapter_that_is_not_there_are_named(harli: Harli) -> None:
+    for command in (("promote", "nobody", "prod"), ("rollback", "nobody", "prod"), ("merge", "both", "nobody", "no@1")):
+        assert "there is no adapter nobody" in fault(harli("adapters", *command))
+    assert "ADAPTER=WEIGHT" in harli("adapters", "merge", "both", "a=x", "b").output
+
+
 def test_watching_a_job_that_was_cancelled_ends_with_a_status(harli: Harli, job: str) -> None:
     harli("jobs", "stop", job)
     watched = harli("jobs", "watch", job)

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import math
+import shutil
 import stat
 import tarfile
 import zipfile
@@ -13,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from core import torchvision_ops
-from core.errors import Invalid, NotFound
+from core.errors import HarliError, Invalid, NotFound
 from core.intake import adapter
 
 LIMIT = 1 << 20
@@ -389,3 +392,62 @@ def test_another_base_model_is_told_by_the_shapes_that_differ(
     assert said in caught.value.message
     assert "does not fit the served model served-model" in caught.value.message
     assert "trained on acme/small" in caught.value.message
+
+
+# ---- whatever is sent ------------------------------------------------------------------------------------------------
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+_configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "peft_type": st.just("LORA") | _values, "r": st.just(4) | _values, "lora_alpha": st.just(8) | _values,
+        "target_modules": st.just(["q_proj"]) | _values, "bias": _values, "rank_pattern": _values,
+        "use_rslora": _values, "base_model_name_or_path": _values, "init_lora_weights": _values,
+    },
+)  # fmt: skip
+_names = st.sampled_from(
+    ["adapter_config.json", "adapter_model.safetensors", "a/adapter_config.json", "../x", "/x", "a/../b", "x.bin", "\\"]
+)
+
+
+@given(
+    config=_configs,
+    header=st.dictionaries(
+        st.sampled_from(["a.q_proj.lora_A.weight", "a.q_proj.lora_B.weight", "__metadata__", "x"]),
+        st.fixed_dictionaries({"dtype": st.sampled_from(["F32", "BF16", "I8", "X"]), "shape": st.just([4, 8]) | _values,
+                               "data_offsets": st.just([0, 128]) | _values}) | _values, max_size=4,
+    ),
+    others=st.dictionaries(_names, st.binary(max_size=8), max_size=2),
+    cut=st.integers(0, 400),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_archive_is_taken_or_refused_in_words(
+    tmp_path: Path, config: dict[str, Any], header: dict[str, Any], others: dict[str, bytes], cut: int
+) -> None:
+    head = json.dumps(header).encode()
+    members = {
+        "adapter_config.json": json.dumps(config).encode(),
+        "adapter_model.safetensors": len(head).to_bytes(8, "little") + head + b"\0" * 256,
+        **others,
+    }
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    data = buffer.getvalue()
+    source = tmp_path / "upload.zip"
+    source.write_bytes(data if cut < 300 else data[: len(data) - cut + 300])
+    destination = tmp_path / "stored"
+    try:
+        info = adapter.unpack(source, destination, max_bytes=1 << 20)
+    except HarliError as error:
+        assert error.message and error.code
+        assert not destination.exists()
+    else:
+        assert info.rank > 0
+        shutil.rmtree(destination)
