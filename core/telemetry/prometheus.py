@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
@@ -89,6 +90,18 @@ class Totals:
             if self._last is not None:
                 for name, (metric, text) in _GAUGES.items():
                     yield GaugeMetricFamily(metric, text, value=getattr(self._last, name))
+                if self._last.memory is not None:
+                    yield _arena(self._last.memory)
+
+
+def _arena(memory: Mapping[str, Any]) -> GaugeMetricFamily:
+    """The memory that KV cache and finetuning share, by who holds it; all jobs are one holder."""
+    found = GaugeMetricFamily("harli_arena_bytes", "Memory that KV cache and finetuning share", labels=["holder"])
+    jobs = sum(owner["bytes"] for owner in memory["owners"] if owner["name"].startswith("job "))
+    found.add_metric(["finetuning"], jobs)
+    found.add_metric(["kv_cache"], memory["used_bytes"] - jobs)
+    found.add_metric(["free"], memory["capacity_bytes"] - memory["used_bytes"])
+    return found
 
 
 def render(

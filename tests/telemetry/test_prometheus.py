@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from core.link.messages import MemoryOwner, MemoryView
 from core.telemetry import interval as iv
 from core.telemetry.prometheus import Totals, render
 from tests.telemetry.test_interval import message
@@ -35,6 +36,18 @@ def test_counters_grow_and_gauges_show_the_last() -> None:
     assert found["harli_running_requests", ()] == 4
     assert found["harli_itl_target_tokens_total", ()] == 4
     assert found["harli_itl_target_attained_tokens_total", ()] == 3
+
+
+def test_the_arena_is_shown_by_who_holds_it() -> None:
+    view = MemoryView(
+        page_bytes=1, capacity_bytes=100, used_bytes=90, high_water_bytes=100, kept_bytes=0, kv_tokens=6,
+        kv_most_tokens=8, owners=(MemoryOwner("kv cache", 60, 100), MemoryOwner("job a", 30, 40)),
+    )  # fmt: skip
+    totals = Totals()
+    totals.add(iv.unpack(iv.pack(iv.of_message(message(memory=view), {}))))
+    found = samples(totals)
+    held = {dict(labels)["holder"]: value for (name, labels), value in found.items() if name == "harli_arena_bytes"}
+    assert held == {"kv_cache": 60, "finetuning": 30, "free": 10}
 
 
 def test_gaps_below_ten_milliseconds_fall_into_buckets_of_their_own() -> None:
