@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
+from core.finetune.trainer import Trainer
+from core.link.messages import EngineNotice, FromEngine, Hello, StartJob, Telemetry
+from core.link.transport import ControlEnd, EngineEnd
 from core.policy.types import WHOLE, Layout, TaskletKind
 from core.predictor.moving import MovingPredictor
 from core.predictor.profile import Machine, MicroBatch, Profile, read_profile
@@ -14,7 +18,10 @@ from core.predictor.two_stage import TwoStagePredictor
 from core.runtime.executor import Executor, Size
 from core.runtime.profiles import ProfileStore, Profiling, forget
 from core.runtime.profiling import SETTLE, STEPS, Profiler, Turn, turns
+from core.runtime.runtime import Load, Prepared, Queued, Runtime
+from core.serving import activation
 from tests.runtime.device import Clock, Event, Stream
+from tests.runtime.test_runtime import HELLO
 
 SPLIT, CONFINED = Layout("split", 64, 68), Layout("confined", 0, 68)
 LAYOUTS = (WHOLE, SPLIT, CONFINED)
@@ -237,3 +244,109 @@ def test_a_broken_profile_is_told_and_taken_again(tmp_path: Path) -> None:
     again = profiling(tmp_path)
     assert again.profiler is not None
     assert str(path) in again.fallback
+
+
+# ---- in the runtime --------------------------------------------------------------------------------------------------
+
+
+class Announced:
+    """A runtime over the fake device, and the control plane's end of its link."""
+
+    def __init__(self, folder: Path, room: tuple[int, int] = (4096, 16_384)) -> None:
+        self.bench = Bench(room=room)
+        bench = self.bench
+        self.profiling = Profiling(
+            ProfileStore(folder / "profiles", MACHINE), LAYOUTS, CAPTURED, MICRO_BATCH, lambda: bench.profiler,
+            activation.profile_batch,
+        )  # fmt: skip
+        url = f"ipc://{folder}/link.sock"
+        self.control = ControlEnd(url)
+        places = {WHOLE: 0, SPLIT: 1, CONFINED: 1}
+        main = bench.executor(lambda layout, kind: MS[kind])
+        self.runtime = Runtime(
+            Prepared(
+                hello=HELLO, device=torch.device("cpu"), prepare=_no_job,
+                queued=Queued(main, places, lambda batch: next(size for size in CAPTURED if size >= batch)),
+                profiling=self.profiling,
+            ),
+            EngineEnd(url, HELLO.engine_id), policy="hybrid", margin=0.0,
+            calibration_prefix=activation.CALIBRATION_PREFIX, clock=bench.clock,
+        )  # fmt: skip
+
+    def decode(self, rids: Sequence[str], context: int, steps: int) -> None:
+        bench = self.bench
+        self.runtime.step_begins()
+        ends: list[float] = []
+        for step in range(steps):
+            load = Load(list(rids), 0, 0, len(rids) * (context + step), context + step, 0, 16_384)
+            self.runtime.decode_begins(load)
+            turn = bench.profiler._turn if activation.profile_batch(rids) is not None else Turn(WHOLE, False)
+            ends.append(bench.decode.run(STEP_MS[turn])[1])
+            self.runtime.decode_launched()
+            if step:
+                bench.clock.ms = max(bench.clock.ms, ends[-2])
+                self.runtime.decode_ended([(rid, False) for rid in rids], load)
+        bench.clock.ms = max(bench.clock.ms, ends[-1])
+        self.runtime.decode_ended([(rid, True) for rid in rids], load)
+
+    def received(self) -> list[FromEngine]:
+        found = []
+        while (got := self.control.receive(300 if not found else 20)) is not None:
+            found.append(got[1])
+        return found
+
+    def close(self) -> None:
+        self.runtime.close()
+        self.control.close()
+
+
+def _no_job(order: StartJob) -> Trainer:
+    raise AssertionError("no job is started")
+
+
+@pytest.fixture
+def announced(tmp_path: Path) -> Iterator[Announced]:
+    made = Announced(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_engines_own_batches_are_measured_before_it_is_announced(announced: Announced) -> None:
+    profiler = announced.profiling.profiler
+    assert profiler is not None
+    announced.decode([f"{activation.CALIBRATION_PREFIX}{n}" for n in range(4)], 16, 20)
+    for number, (requests, context) in enumerate(profiler.batches):
+        announced.decode([activation.profile_rid(number, n) for n in range(requests)], context, profiler.steps)
+    announced.runtime.finish_calibration()
+    (hello,) = announced.received()
+    assert isinstance(hello, Hello)
+    assert hello.solo_itl_ms == pytest.approx(6.0)  # of the calibration's steps alone
+    assert isinstance(announced.profiling.predictor, TwoStagePredictor)
+    assert announced.runtime._predictor is announced.profiling.predictor
+    announced.bench.clock.ms += 1000.0
+    announced.runtime.idle(Load((), 0, 0, 0, 0, 0, 16_384))
+    (telemetry,) = announced.received()
+    assert isinstance(telemetry, Telemetry)
+    assert telemetry.decode_tokens == 0
+
+
+def test_a_request_of_somebody_else_meanwhile_is_decoded_with_the_engines_own_graphs(announced: Announced) -> None:
+    profiler = announced.profiling.profiler
+    assert profiler is not None
+    requests, context = profiler.batches[0]
+    own = [activation.profile_rid(0, n) for n in range(requests)]
+    announced.decode(own, context, 2 * STEPS)
+    assert announced.bench.selected[-1] == SPLIT
+    announced.decode([*own[1:], "somebody"], context, 2)
+    assert announced.bench.selected[-1] == WHOLE
+
+
+def test_why_there_is_no_profile_is_told_once_the_engine_is_announced(tmp_path: Path) -> None:
+    announced = Announced(tmp_path, room=(40, 40))
+    announced.runtime.finish_calibration()
+    hello, notice = announced.received()
+    assert isinstance(hello, Hello)
+    assert isinstance(notice, EngineNotice)
+    assert notice.code == "no_profile"
+    assert "no room" in notice.message and "slack behind the steps" in notice.message
+    announced.close()
