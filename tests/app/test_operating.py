@@ -3,7 +3,9 @@ API with a peer in the engine's place."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from streamlit import config as st_config
 from streamlit.testing.v1 import AppTest
 
 from core.client import Client
-from core.link.messages import Learnt
+from core.link.messages import EngineNotice, Learnt
 from tests.api.serving import served
 from tests.app.peer import Peer
 from tests.machine import ROOT
@@ -26,8 +28,14 @@ LEARNT = {
 }
 
 
+@dataclass(frozen=True)
+class Front:
+    client: Client
+    peer: Peer
+
+
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Iterator[Client]:
+def front(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Iterator[Front]:
     patch = pytest.MonkeyPatch()
     with served(tmp_path_factory.mktemp("operating"), engine={"model": str(bundled_model)}) as settings:
         patch.setenv("HARLI_API_PORT", str(settings.api_port))
@@ -41,9 +49,14 @@ def client(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Ite
         with Client(settings.api_url) as client, peer:
             until(lambda: client.live().window is not None, 30, "the first figures")
             peer.say(Learnt(engine_id=peer.engine_id, time=0.0, **LEARNT))  # type: ignore[arg-type]
-            yield client
+            yield Front(client, peer)
         st_config.set_option("server.address", address)
         patch.undo()
+
+
+@pytest.fixture
+def client(front: Front) -> Client:
+    return front.client
 
 
 def view(name: str) -> AppTest:
@@ -100,3 +113,20 @@ def test_the_engine_page_shows_state_and_examines_on_demand(client: Client) -> N
     assert "engine ready" in shown(app)
     assert "Settings in force" in shown(app)
     assert app.button(key="examine").label == "Examine this machine"
+
+
+def test_the_guards_reason_stands_on_the_overview_until_it_lets_go(front: Front) -> None:
+    def tell(code: str, text: str) -> None:
+        notice = EngineNotice(
+            engine_id=front.peer.engine_id, time=time.time(), level="warning", code=code, message=text
+        )
+        front.peer.say(notice)
+        until(lambda: code in [notice.code for notice in front.client.live().engine.notices], 10, code)
+        st.cache_data.clear()
+
+    tell("guard", "finetuning paused: gaps over 60 ms")
+    (warning,) = view("overview").warning
+    assert "The guard acts" in warning.value
+    assert "gaps over 60 ms" in warning.value
+    tell("guard_lifted", "finetuning goes on")
+    assert list(view("overview").warning) == []
