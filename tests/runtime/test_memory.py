@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
+from core.finetune.trainer import Trainer
+from core.link.messages import JobUpdate
 from core.memory import _arena
 from core.memory.arena import Arena, OutOfMemory
 from core.memory.broker import Marks
 from core.memory.rows import Rows
 from core.memory.share import JobShare
+from core.runtime.job import JobRun
 from core.runtime.memory import Broker
+from tests.finetune import small
 
 PAGE = 4096
 ROW = 32  # tokens of 128 bytes in a page
@@ -141,3 +149,35 @@ def test_after_a_job_the_kv_cache_has_everything_again(bench: Bench) -> None:
 def test_what_can_never_be_had_is_out_of_memory(bench: Bench) -> None:
     with pytest.raises(OutOfMemory, match="take 61 pages, of which a job can get 60"):
         bench.job(pages=61)
+
+
+def test_a_job_that_stands_back_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    told: list[JobUpdate] = []
+    spec = small.spec(tmp_path)
+    job = JobRun("engine", spec, 1, lambda: Trainer(small.model(), spec, small.rows(), base_name="small"), told.append)
+    until(job, lambda: job.view() is not None)
+    while not any(update.kind == "metric" for update in told):
+        job.run_next()
+    job.run_next()
+    job.start_again()
+    job.stand_back()
+    until(job, lambda: job.ended)
+    assert (told[-1].kind, told[-1].step) == ("interrupted", 1)
+    assert told[-1].path is not None and (Path(told[-1].path) / "optimizer.safetensors").exists()
+
+
+def until(job: JobRun, done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not done() and time.monotonic() < deadline:
+        job.poll()
+        time.sleep(0.001)
+    assert done()
+
+
+def test_a_policy_is_told_what_kv_cache_and_finetuning_leave_and_what_a_page_would_hold(bench: Bench) -> None:
+    bench.look()
+    free, tokens = bench.broker.room
+    assert tokens == ROW / 2  # a row of two columns is two pages
+    assert free == 2 * ROWS - bench.kv.pages_of(0)
+    bench.kv.held = 10 * ROW
+    assert bench.broker.room[0] == free - (bench.kv.pages_of(10 * ROW) - bench.kv.pages_of(0))
