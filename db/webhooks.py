@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -81,12 +80,24 @@ def wanting(session: Session, tenant: str, event: str, job_id: str | None) -> li
     ]
 
 
-def due(session: Session, time: datetime, busy: Collection[str], limit: int) -> list[DeliveryRecord]:
-    """Pending deliveries whose time has come, oldest first, without those to webhooks that are `busy`."""
-    query = select(DeliveryRecord).where(DeliveryRecord.status == "pending", DeliveryRecord.next_at <= time)
-    if busy:
-        query = query.where(DeliveryRecord.webhook_id.not_in(busy))
-    return list(session.scalars(query.order_by(DeliveryRecord.id).limit(limit)))
+def due(session: Session, time: datetime, limit: int) -> list[WebhookRecord]:
+    """Webhooks with a pending delivery whose time has come, those that have waited longest first."""
+    waiting = (
+        select(DeliveryRecord.webhook_id, func.min(DeliveryRecord.id).label("first"))
+        .where(DeliveryRecord.status == "pending", DeliveryRecord.next_at <= time)
+        .group_by(DeliveryRecord.webhook_id)
+        .subquery()
+    )
+    query = select(WebhookRecord).join(waiting, WebhookRecord.id == waiting.c.webhook_id)
+    return list(session.scalars(query.order_by(waiting.c.first).limit(limit)))
+
+
+def next_due(session: Session, webhook_id: str, time: datetime) -> DeliveryRecord | None:
+    """Its oldest pending delivery whose time has come."""
+    query = select(DeliveryRecord).where(
+        DeliveryRecord.webhook_id == webhook_id, DeliveryRecord.status == "pending", DeliveryRecord.next_at <= time
+    )
+    return session.scalar(query.order_by(DeliveryRecord.id).limit(1))
 
 
 def deliveries(session: Session, webhook_id: str, limit: int, before: int | None) -> list[DeliveryRecord]:

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 # Pauses before the second, third … attempt; behind the last one it is given up. About a day in all.
 RETRY_AFTER = tuple(timedelta(seconds=s) for s in (5, 30, 120, 600, 1800, 7200, 18_000, 36_000))
 _AT_ONCE = 8
+_TURN_S = 5.0
+_LOOKED_AT = 1000
 _KEEP = timedelta(days=30)
 
 Write = Callable[[], AbstractContextManager[Session]]
@@ -41,37 +44,47 @@ class Deliverer:
         self._write = write
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="harli-webhook")
         self._busy: set[str] = set()
+        self._served: dict[str, float] = {}
 
     def run(self) -> None:
-        """Start what is due and does not wait for another delivery to the same receiver; returns at once."""
-        free = _AT_ONCE - len(self._busy)
-        if free <= 0:
-            return
+        """Start on every receiver that something is due to and that is not being served; returns at once."""
         with self._control.store.read() as session:
-            due = rows.due(session, now(), tuple(self._busy), 20 * _AT_ONCE)
-            first = list({delivery.webhook_id: delivery for delivery in reversed(due)}.values())[-free:]
-            work = [(delivery, rows.find(session, delivery.webhook_id)) for delivery in first]
-        for delivery, webhook in work:
-            if webhook is not None:
+            waiting = rows.due(session, now(), _LOOKED_AT)
+        # Whose turn was longest ago comes first, so that slow ones cannot take every place for ever.
+        self._served = {webhook.id: self._served.get(webhook.id, 0.0) for webhook in waiting}
+        for webhook in sorted(waiting, key=lambda webhook: self._served[webhook.id]):
+            if webhook.id not in self._busy and len(self._busy) < _AT_ONCE:
                 self._busy.add(webhook.id)
-                self._pool.submit(self._deliver, delivery, webhook)
+                self._served[webhook.id] = time.monotonic()
+                self._pool.submit(self._serve, webhook)
 
     def close(self) -> None:
         """Begin nothing more; what is on its way has its time-out."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _deliver(self, delivery: DeliveryRecord, webhook: WebhookRecord) -> None:
+    def _serve(self, webhook: WebhookRecord) -> None:
+        """Send what is due to a receiver, in order, until something fails or its turn is over."""
+        until = time.monotonic() + _TURN_S
         try:
-            status, error, final = self._send(delivery, webhook)
-            with self._write() as session:
-                record = session.get(DeliveryRecord, delivery.id)
-                if record is not None:
-                    _note(record, status, error, final, now())
+            while time.monotonic() < until:
+                with self._control.store.read() as session:
+                    delivery = rows.next_due(session, webhook.id, now())
+                if delivery is None or not self._deliver(delivery, webhook):
+                    return
         except Exception as fault:
-            # It stays pending, and the next owner sends it: better twice than never.
-            logger.warning("the delivery %d could not be noted: %s", delivery.id, fault)
+            # What could not be noted stays pending, and is sent again: better twice than never.
+            logger.warning("a delivery to webhook %s could not be noted: %s", webhook.id, fault)
         finally:
             self._busy.discard(webhook.id)
+
+    def _deliver(self, delivery: DeliveryRecord, webhook: WebhookRecord) -> bool:
+        """Try once and note how it went; whether it arrived."""
+        status, error, final = self._send(delivery, webhook)
+        with self._write() as session:
+            record = session.get(DeliveryRecord, delivery.id)
+            if record is not None:
+                _note(record, status, error, final, now())
+        return error is None
 
     def _send(self, delivery: DeliveryRecord, webhook: WebhookRecord) -> tuple[int | None, str | None, bool]:
         """(status, what went wrong, whether trying again is of no use)."""
@@ -94,21 +107,21 @@ class Deliverer:
         return status, None if 200 <= status < 300 else f"the receiver answered {status}", status == 410
 
 
-def _note(record: DeliveryRecord, status: int | None, error: str | None, final: bool, time: datetime) -> None:
+def _note(record: DeliveryRecord, status: int | None, error: str | None, final: bool, moment: datetime) -> None:
     record.attempts += 1
     record.response_status, record.error = status, error
     if error is None:
-        record.status, record.delivered_at, record.next_at = "delivered", time, None
+        record.status, record.delivered_at, record.next_at = "delivered", moment, None
     elif final or record.attempts > len(RETRY_AFTER):
         record.status, record.next_at = "failed", None
     else:
-        record.next_at = time + RETRY_AFTER[record.attempts - 1]
+        record.next_at = moment + RETRY_AFTER[record.attempts - 1]
 
 
-def signed(secret: str, event_id: str, time: datetime, body: bytes) -> dict[str, str]:
+def signed(secret: str, event_id: str, moment: datetime, body: bytes) -> dict[str, str]:
     """The headers of the Standard Webhooks specification. The time is signed too, so that a receiver can refuse what
     someone recorded and sends again."""
-    seconds = str(int(time.timestamp()))
+    seconds = str(int(moment.timestamp()))
     key = base64.b64decode(secret.removeprefix("whsec_"))
     digest = hmac.new(key, b".".join((event_id.encode(), seconds.encode(), body)), hashlib.sha256).digest()
     return {
