@@ -13,6 +13,7 @@ from core.api.tenant_schemas import Me
 from core.errors import HarliError, Unauthorized
 
 _FIELD = "sign_in_token"
+_PLATFORM = "default"
 
 
 @st.cache_data(ttl=10, show_spinner=False, max_entries=256)
@@ -23,6 +24,15 @@ def _me(token: str | None) -> Me:
 def me() -> Me:
     """Whom this session's token stands for. Raises HarliError."""
     return _me(signed_in_with())
+
+
+def of_platform() -> bool:
+    """Whether the viewer is of the tenant that runs the platform, which has alerts and settings to see. Where that
+    cannot be told the pages say themselves what is wrong."""
+    try:
+        return me().tenant == _PLATFORM
+    except HarliError:
+        return True
 
 
 def require_sign_in() -> None:

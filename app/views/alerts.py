@@ -7,6 +7,7 @@ from typing import get_args
 import streamlit as st
 
 from app.ui.data import client
+from app.ui.identity import of_platform
 from app.ui.page import attempt, elsewhere, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
 from app.ui.table import Cell, Column, Row, Tone, cell, table
@@ -121,6 +122,9 @@ def show_rules() -> None:
 
 
 heading("Alerts", "Rules on attainment, queue and engine, looked at every five seconds.")
+if not of_platform():
+    st.info("Alerts are about the platform as a whole; those of its own tenant see them.", icon=":material/lock:")
+    st.stop()
 show_alerts()
 st.markdown("**Rules**")
 show_rules()

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import streamlit as st
 
 from app.ui.data import REFRESH_S, client, doctor, live, parts
+from app.ui.identity import of_platform
 from app.ui.page import Fault, elsewhere, heading, reading, show_fault
 from app.ui.states import PART_TONES, badge
 from app.ui.table import Cell, Column, Row, Tone, cell, table
@@ -85,7 +86,7 @@ def pairs(values: dict[str, str]) -> list[Row]:
 
 def show_settings(engine: Engine) -> None:
     """What the engine runs with, as it reported it, and what the API was started with."""
-    own, api = st.tabs(["In the engine", "Of the API"])
+    own, *api = st.tabs(["In the engine", "Of the API"] if of_platform() else ["In the engine"])
     with own:
         given = {
             "policy": engine.policy, "margin": f"{engine.margin:g}", "KV cache, tokens": number(engine.kv_tokens),
@@ -96,11 +97,11 @@ def show_settings(engine: Engine) -> None:
             st.caption("No engine has reported its settings yet.")
         else:
             table([Column("Setting", "mono"), Column("Value")], pairs(given), key="engine_settings", openable=False)
-    with api:
-        with reading("the settings"):
+    for tab in api:
+        with tab, reading("the settings"):
             settings = client().settings()
-        table([Column("Setting", "mono"), Column("Value")], pairs(settings), key="api_settings", openable=False)
-        st.caption("From the environment (HARLI_…) or harli.toml; a change counts from the next start.")
+            table([Column("Setting", "mono"), Column("Value")], pairs(settings), key="api_settings", openable=False)
+            st.caption("From the environment (HARLI_…) or harli.toml; a change counts from the next start.")
 
 
 def show_versions(engine: Engine) -> None:
@@ -150,8 +151,9 @@ with left:
 with right:
     st.markdown("**Versions**")
     show_versions(present)
-    st.markdown("**Machine**")
-    show_doctor()
+    if of_platform():
+        st.markdown("**Machine**")
+        show_doctor()
 with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
     elsewhere(
         "harli doctor\nharli notices\nharli logs engine --follow",

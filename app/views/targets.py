@@ -304,7 +304,7 @@ def promise(found: Frontier, value: float) -> list[Tile]:
     now = found.now
     gain = ""
     if now is not None and now.finetune_tokens_s > 0:
-        gain = f"{number(100 * (there.finetune_tokens_s / now.finetune_tokens_s - 1), 0)} % against the target in force"
+        gain = f"{100 * (there.finetune_tokens_s / now.finetune_tokens_s - 1):+,.0f} % against the target in force"
     return [
         Tile("Finetune would get", number(there.finetune_tokens_s, 1), "tokens/s", gain, help="At the present load"),
         Tile("Of the whole device", percent(there.exclusive_share, 1), "%", "of finetuning without decode"),
@@ -336,7 +336,7 @@ def show_frontier() -> None:
         "ITL target, ms", low, high, min(max(start, low), high), format="%.1f", key="frontier_ms",
         help="Move it to read what finetuning would get; nothing changes until it is applied below.",
     )  # fmt: skip
-    tiles(promise(found, value), key="promise", columns=4)
+    tiles(promise(found, value), key="promise", columns=2)
     with reading("the live figures"):
         now = live()
     measured = None

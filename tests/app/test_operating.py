@@ -130,3 +130,16 @@ def test_the_guards_reason_stands_on_the_overview_until_it_lets_go(front: Front)
     assert "gaps over 60 ms" in warning.value
     tell("guard_lifted", "finetuning goes on")
     assert list(view("overview").warning) == []
+
+
+def test_another_tenants_viewer_is_told_whose_the_alerts_are(front: Front) -> None:
+    front.client.create_tenant("acme")
+    user = front.client.create_user("ann", "viewer", tenant="acme")
+    token = front.client.create_token("hers", user=user.id).token
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app.session_state["_token"] = token
+    app.run().switch_page("views/alerts.py").run()
+    assert "those of its own tenant see them" in app.info[0].value
+    app.switch_page("views/engine.py").run()
+    assert not app.error and not app.exception
+    assert "Of the API" not in [tab.label for tab in app.tabs]
