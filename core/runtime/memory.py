@@ -62,6 +62,7 @@ class Broker:
         self._ledger = Ledger()
         self._share: JobShare | None = None
         self._looked_at = float("-inf")
+        self._left = self._kv_and_spare()
         self._news: list[tuple[Code, str]] = []
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
@@ -94,6 +95,13 @@ class Broker:
         """The job is about to get what it waits for."""
         return self._share is not None and 0 < self._share.wanted <= self._spare()
 
+    @property
+    def room(self) -> tuple[int, float]:
+        """For a policy: arena pages that KV cache and finetuning leave, and the KV tokens that a page would hold."""
+        kv = self._kv
+        taken = kv.pages_of(kv.size - kv.free)
+        return max(0, self._left - taken), kv.row_tokens / kv.pages_of(kv.slots_of(1))
+
     # ---- step path ---------------------------------------------------------------------------------------------------
 
     def look(
@@ -121,6 +129,7 @@ class Broker:
             now,
         )
         self._carry_out(decision, restart, stand_back)
+        self._left = self._kv_and_spare()
 
     def _carry_out(self, decision: Decision, restart: Callable[[], None], stand_back: Callable[[], None]) -> None:
         kv, share = self._kv, self._share
@@ -168,9 +177,13 @@ class Broker:
 
     def _spare(self) -> int:
         """Pages that nobody uses once the KV cache is as large as it is about to be."""
+        return self._kv_and_spare() - self._kv.pages_of(self._kv.goal)
+
+    def _kv_and_spare(self) -> int:
+        """Pages that the KV cache has or could have: all but the job's and those that others hold."""
         said = self._kv.arena.statistics()
         others = said.used - next((one.pages for one in said.owners if one.name == KV_OWNER), 0)
-        return said.capacity - said.lost - others - self._kv.pages_of(self._kv.goal)
+        return said.capacity - said.lost - others
 
     def _note(self, code: Code, pages: int, reason: str) -> None:
         self._news.append((code, f"{_WORDS[code].format(pages * self._kv.arena.page_bytes / 2**20)}: {reason}"))

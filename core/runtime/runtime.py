@@ -341,6 +341,7 @@ class Runtime:
             return StepPlan(pause=True, reason=f"guard: {self._guard.reason}")
         queued = self._engine.queued
         applied = self._limits.applied(load.running, load.adapters)
+        free_pages, kv_tokens_per_page = self._engine.memory.room if self._engine.memory is not None else (0, 0.0)
         state = StepState(
             batch=len(load.running),
             padded=len(load.running) if queued is None else queued.padded(len(load.running)),
@@ -352,9 +353,11 @@ class Runtime:
             inflight_ms=queued.executor.inflight_ms() if queued is not None else 0.0,
             jobs=(view,),
             layouts=tuple(queued.partitions) if queued is not None else (WHOLE,),
+            free_pages=free_pages,
             layout=queued.executor.layout if queued is not None else WHOLE,
             beside_ms=queued.executor.beside_ms() if queued is not None else 0.0,
             target_ms=self._gap_ms(applied),
+            kv_tokens_per_page=kv_tokens_per_page,
         )
         plan, self._memory = self._policy.plan(state, self._predictor, self._memory)
         return plan
