@@ -210,8 +210,9 @@ def users_create(
     json: AsJson = False,
 ) -> None:
     """Make a user; then make a token for it (`harli token create NAME --user USER`)."""
+    wanted = _role(role)
     with _connected() as client:
-        _print(client.create_user(name, _role(role), tenant), _USER, json)
+        _print(client.create_user(name, wanted, tenant), _USER, json)
 
 
 @users.command("set-role")
@@ -222,8 +223,9 @@ def users_set_role(
     json: AsJson = False,
 ) -> None:
     """Change what a user may do; in force for the user's tokens at once."""
+    wanted = _role(role)
     with _connected() as client:
-        _print(client.update_user(_user(client, user, tenant).id, role=_role(role)), _USER, json)
+        _print(client.update_user(_user(client, user, tenant).id, role=wanted), _USER, json)
 
 
 @users.command("disable")
