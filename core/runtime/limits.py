@@ -31,6 +31,11 @@ class Limits:
             kinds = {target.kind for target in mine}
             self._of[tenant] = mine + tuple(target for target in self._everyones if target.kind not in kinds)
 
+    @property
+    def by_tenant(self) -> bool:
+        """Whether it matters which adapter a request is served with."""
+        return bool(self._tenants)
+
     def tenants(self, running: Sequence[str], adapters: Sequence[str | None]) -> dict[str, str]:
         """The tenants of those running requests whose tenant has targets of its own. adapters: of each request."""
         if not self._tenants:

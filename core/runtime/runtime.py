@@ -139,6 +139,11 @@ class Runtime:
         self._learnt_at = now
         self.closed = False
 
+    @property
+    def asks_for_adapters(self) -> bool:
+        """Whether `Load.adapters` is needed; an engine that leaves it out when it is not saves its step that much."""
+        return self._limits.by_tenant
+
     # ---- told by the engine ------------------------------------------------------------------------------------------
 
     def step_begins(self) -> None:

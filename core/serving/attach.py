@@ -141,7 +141,7 @@ class Attachment:
             max_kv=max(lengths, default=0),
             kv_used=total - free,
             kv_total=total,
-            adapters=[self._adapter(r.lora_id) for r in running],
+            adapters=[self._adapter(r.lora_id) for r in running] if self.runtime.asks_for_adapters else (),
         )
 
     def _adapter(self, lora_id: str | None) -> str | None:

@@ -42,6 +42,12 @@ def test_an_adapter_of_a_tenant_without_targets_is_everyones() -> None:
     assert applied(limits, a="other", b="unknown") == {("itl", 60.0): ["a", "b"]}
 
 
+def test_adapters_are_asked_for_only_when_they_matter() -> None:
+    assert not Limits((ITL, TPOT), OWNERS).by_tenant
+    assert not Limits((ITL, ACME)).by_tenant, "the tenant has no adapter"
+    assert Limits((ITL, ACME), OWNERS).by_tenant
+
+
 def test_without_running_requests_nothing_applies() -> None:
     for limits in (Limits(), Limits((ITL,)), Limits((ITL, ACME), OWNERS)):
         assert limits.applied([], []) == ()
