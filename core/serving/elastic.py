@@ -11,6 +11,7 @@ that stays the one of the full pool, to which the pool grows for it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,8 @@ from sglang.srt.mem_cache.radix_cache import RadixCache
 from core.memory.arena import Arena, ArenaError
 from core.memory.rows import Rows
 from core.serving.elastic_pool import ElasticMHATokenToKVPool, ElasticTokenAllocator, refused
+
+logger = logging.getLogger(__name__)
 
 # Slots copied down between two steps: a few milliseconds on a CPU, well below one on a GPU.
 _MOVED_AT_ONCE = 1024
@@ -160,6 +163,7 @@ class ElasticKV:
                 mapping.result()
             except ArenaError as error:
                 failure, self._rows_wanted = str(error), self._rows.rows
+                logger.warning("the KV cache stays at %d tokens: %s", self.size, failure)
         wanted = self._rows_wanted
         if wanted > self._rows.rows:
             self._map(wanted)
