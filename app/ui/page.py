@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from app.ui.data import forget, settings
+from app.ui.data import forget, settings, signed_in_with
 from app.ui.report import show_findings
 from app.ui.text import plain
 from core.errors import HarliError, Invalid, Unavailable
@@ -102,10 +102,12 @@ def teach(title: str, what: str, cli: str, http: str, *, icon: str = ":material/
 
 
 def elsewhere(cli: str, http: str) -> None:
-    """The same action from a shell and over HTTP."""
+    """The same action from a shell and over HTTP; each request of `http` is given the token that the API asks for."""
     shell, web = st.tabs(["Command line", "HTTP"])
     shell.code(cli, language="bash")
-    web.code(http.replace("{api}", settings().api_url), language="bash")
+    token = f"HARLI_TOKEN=$(cat {settings().token_file})" if signed_in_with() is None else "HARLI_TOKEN=..."
+    shown = http.replace("curl ", 'curl -H "Authorization: Bearer $HARLI_TOKEN" ').replace("{api}", settings().api_url)
+    web.code(f"{token}\n{shown}", language="bash")
 
 
 def confirm(label: str, question: str, answer: str, on_click: Callable[[], None], *, key: str) -> None:

@@ -81,5 +81,5 @@ else:
         "Each change to data sets, jobs, adapters, targets, users or tokens leaves a line here, in the transaction "
         "that made it; so does each one that was refused.",
         "harli audit\nharli audit --user ann --outcome refused",
-        'curl "{api}/api/audit?outcome=refused" -H "Authorization: Bearer $HARLI_TOKEN"',
+        "curl '{api}/api/audit?outcome=refused'",
     )

@@ -18,7 +18,7 @@ _CLI = (
     "harli token create ann-laptop --user ann --tenant acme --days 90"
 )
 _HTTP = (
-    "curl {api}/api/tokens -H \"Authorization: Bearer $HARLI_TOKEN\" -H 'content-type: application/json' \\\n"
+    "curl {api}/api/tokens -H 'content-type: application/json' \\\n"
     "  -d '{\"name\": \"ci\", \"scopes\": [\"jobs\", \"datasets\"], \"expires_in_days\": 90}'"
 )
 _ROLES = "A **viewer** looks, an **operator** changes data sets, jobs and adapters, an **admin** also these lists."
