@@ -2,7 +2,8 @@
 
 Writes a JSONL of chats (1 GiB by default; words, lengths and turns vary, some rows repeat), then, each in a process of
 its own: the structural pass (parse, check, normalise, duplicates, lengths, languages; no tokenizer), the same with a
-cancel in the middle, and a part of it with a model's tokenizer, which also renders and encodes every row.
+cancel in the middle, and a part of it with a model's tokenizer, which also renders and encodes every row; then what a
+job takes to load those rows, in CPU time of its thread.
 
     python -m benchmarks.intake --model ~/.local/share/harli/models/SmolLM2-135M-Instruct
 """
@@ -55,7 +56,7 @@ def generate(path: Path, size: int, seed: int = 0) -> int:
 
 def take(path: Path, model: Path | None, cancel_after_s: float | None) -> dict[str, Any]:
     """Take the file in, in this process; what it took."""
-    from core.intake import dataset, tokenizer
+    from core.intake import dataset, packing, tokenizer
 
     tokens = tokenizer.load(model) if model is not None else None
     cancelled = threading.Event()
@@ -84,7 +85,10 @@ def take(path: Path, model: Path | None, cancel_after_s: float | None) -> dict[s
             return {"cancel_s": time.perf_counter() - asked_at, "nothing_left": gone}
         wall_s = time.perf_counter() - start
         after = resource.getrusage(resource.RUSAGE_SELF)
-        stored = (Path(folder) / "rows").stat().st_size
+        stored = place.stat().st_size
+        begun = time.thread_time()
+        loaded = len(packing.load_encoded(place, tokens)) if tokens is not None else 0
+        load_s = time.thread_time() - begun
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
         "bytes": size,
@@ -94,6 +98,7 @@ def take(path: Path, model: Path | None, cancel_after_s: float | None) -> dict[s
         "mb_s": size / 1e6 / wall_s,
         "mb_s_per_core": size / 1e6 / cpu_s,
         "rows_s": report.rows / wall_s,
+        **({"load_us_per_row": 1e6 * load_s / loaded} if loaded else {}),
         "peak_resident_mib": after.ru_maxrss / 1024,
         "stored_bytes": stored,
         "findings": {finding.code: finding.count for finding in report.findings},

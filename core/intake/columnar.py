@@ -22,13 +22,12 @@ _OTHERS = {"alpaca", "prompt/completion", "text"}
 _CODES = {"system": 0, "user": 1, "assistant": 2}
 
 
-def read(text: bytes, shape: Shape) -> Columns | None:
-    """The rows of whole lines of a known shape; None where a row is not plain."""
+def read(text: bytes, lines: int, shape: Shape) -> Columns | None:
+    """The rows of so many whole lines of a known shape; None where a row is not plain."""
     if not shape.columns or shape.name not in _OTHERS | _KEYS.keys():
         return None
     if not text.isascii() and not _is_utf8(text):
         return None
-    lines = text.count(b"\n") + (not text.endswith(b"\n"))
     table = _parsed(text, _schema(shape))
     if table is None or table.num_rows != lines:
         return None

@@ -231,7 +231,7 @@ class _Intake:
         file settle its shape, one by one."""
         if block.text is None or self._shape is None or not self._kept:
             return None
-        columns = columnar.read(block.text, self._shape)
+        columns = columnar.read(block.text, len(block.lines), self._shape)
         if columns is None:
             return None
         numbers = range(self._rows_read + 1, self._rows_read + 1 + len(columns))

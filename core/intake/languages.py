@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
+from itertools import chain, repeat
 
 OTHER = "other"
 _LETTERS = 400
@@ -66,8 +67,6 @@ def language(text: str) -> str:
 
 
 def _latin(text: str) -> str:
-    votes: Counter[str] = Counter()
-    for word in _WORD.findall(text):
-        votes.update(_SPEAKS.get(word, ()))
+    votes = Counter(chain.from_iterable(map(_SPEAKS.get, _WORD.findall(text), repeat(()))))
     (first, most), (_, next_) = [*votes.most_common(2), (OTHER, 0), (OTHER, 0)][:2]
     return first if most >= 2 and most > next_ else OTHER

@@ -50,7 +50,7 @@ def test_a_block_is_read_as_its_rows_are_one_by_one(found: list[dict[str, Any]])
     if shape is None:
         return
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found).encode("utf-8", "surrogatepass")
-    at_once = columnar.read(text, shape)
+    at_once = columnar.read(text, len(found), shape)
     if at_once is None:
         return
     single = [shape.convert(record) for record in readers.parsed(Block(range(len(found)), (), 0, text)).records]
@@ -79,7 +79,7 @@ def test_a_block_is_read_as_its_rows_are_one_by_one(found: list[dict[str, Any]])
 def test_every_usual_shape_is_read_at_once(record: dict[str, Any]) -> None:
     shape = shapes.detect(list(record), [record])
     assert shape is not None
-    assert columnar.read((json.dumps(record) + "\n").encode() * 3, shape) is not None
+    assert columnar.read((json.dumps(record) + "\n").encode() * 3, 3, shape) is not None
 
 
 @pytest.mark.parametrize("line", [b"", b'{"prompt": "1"}', b'{"prompt": "1", "completion": "\xff"}', b"[1]", b"{}{}"])
@@ -88,7 +88,7 @@ def test_what_is_not_plain_is_left_to_the_reading_row_by_row(line: bytes) -> Non
     shape = shapes.detect(list(record), [record])
     assert shape is not None
     plain = json.dumps(record).encode()
-    assert columnar.read(b"\n".join([plain, line, plain, b""]), shape) is None
+    assert columnar.read(b"\n".join([plain, line, plain, b""]), 3, shape) is None
 
 
 def test_hashes_tell_order_and_what_is_beside_the_words() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import Invalid, NotFound
-from core.intake import dataset, packing, rows, tokenizer
+from core.intake import chat, dataset, packing, rows, tokenizer
 from core.intake.tokenizer import Tokenizer
 from tests.intake import models
 
@@ -76,6 +76,22 @@ def test_stored_lengths_hold_for_the_tokenizer_that_counted_them_only(
     assert rows.lengths(path, tok) == [len(row.ids) for row in packing.load_encoded(path, tok)]
     other = tokenizer.load(models.write(tmp_path / "other", models.HEADERS))
     assert rows.lengths(path, other) is None
+
+
+def test_stored_tokens_are_those_of_encoding_anew(path: Path, tok: Tokenizer) -> None:
+    anew = [row for chunk in rows.chunks(path, 7) for row in chat.encode_many(tok, [one.messages for one in chunk])]
+    loaded, some = packing.load_encoded(path, tok), packing.encoded_rows(path, tok, [59, 3, 59])
+    for one, other in [*zip(loaded, anew, strict=True), *zip(some, [anew[59], anew[3], anew[59]], strict=True)]:
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.trained.tolist() == other.trained.tolist()
+        assert (one.ids.dtype, one.trained.dtype) == (other.ids.dtype, other.trained.dtype)
+
+
+def test_rows_are_shown_as_the_model_sees_them(path: Path, tok: Tokenizer) -> None:
+    (row,) = packing.rendered(path, tok, 59, 5)
+    assert row.index == 59
+    assert "".join(token.text for token in row.tokens) == tok.render(rows.take(path, [59])[0].messages)
+    assert "".join(token.text for token in row.tokens if token.trained).startswith("An answer")
 
 
 def test_a_tokenizer_is_loaded_once_until_its_files_change(tmp_path: Path) -> None:
