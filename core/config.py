@@ -52,7 +52,9 @@ class EngineSettings(BaseModel):
 class FinetuneSettings(BaseModel):
     """Defaults and limits of finetuning in the engine's process."""
 
-    policy: Literal["solo", "tasklet_slices", "hybrid", "harli", "static"] = "tasklet_slices"
+    policy: Literal["solo", "tasklet_slices", "hybrid", "harli", "static"] | None = Field(
+        None, description="None: hybrid where captured tasklets run on a GPU, tasklet_slices elsewhere."
+    )
     margin: float = Field(0.15, ge=0, lt=1, description="Share of a latency target that is never planned with.")
     micro_batch_tokens: int = Field(256, ge=32, description="Default tokens of a packed micro-batch.")
 

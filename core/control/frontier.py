@@ -58,7 +58,7 @@ def ask(control: Control) -> Asked:
         "kv_tokens": int(max(_rounded(kv_tokens), batch)) if batch else 0,
         "targets_ms": [_rounded(low * (high / low) ** (step / _STEPS)) for step in range(_STEPS + 1)],
         "now_ms": itl_ms,
-        "policy": hello.get("policy") or control.settings.finetune.policy,
+        "policy": hello.get("policy") or control.settings.finetune.policy or "tasklet_slices",
         "margin": hello.get("margin", control.settings.finetune.margin),
         **known,
     }

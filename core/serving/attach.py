@@ -58,6 +58,7 @@ class Attachment:
             from core.serving.queue import DecodeQueue
 
             self._queue = DecodeQueue(scheduler, self._shared, settings)
+        self._policy = settings.finetune.policy or ("hybrid" if self._queue is not None else "tasklet_slices")
         hello = self._hello(settings, device)
         link = EngineEnd(settings.resolved_link_url, hello.engine_id)
         self.runtime = Runtime(
@@ -70,7 +71,7 @@ class Attachment:
                 memory=self._broker,
             ),
             link,
-            policy=settings.finetune.policy,
+            policy=self._policy,
             margin=settings.finetune.margin,
             calibration_prefix=activation.CALIBRATION_PREFIX,
         )
@@ -206,7 +207,7 @@ class Attachment:
             max_running_requests=scheduler.max_running_requests,
             partitions=self._queue.layouts if self._queue is not None else ("whole",),
             finetune_slot=self._queue.slot if self._queue is not None else None,
-            policy=settings.finetune.policy,
+            policy=self._policy,
             margin=settings.finetune.margin,
             settings=in_force(arguments, settings),
         )
