@@ -150,7 +150,8 @@ def present(minute: TelemetryPoint, targets: list[TargetInForce]) -> list[Tile]:
     strip = []
     for kind, (p50, p99) in figures.items():
         of_kind = [target for target in targets if target.kind == kind and not target.tenant]
-        target = min(of_kind, key=lambda one: one.ms, default=None)
+        # The figure is a p99, so that a target of that percentile is the one to hold it against.
+        target = min(of_kind, key=lambda one: (one.quantile != 0.99, one.ms), default=None)
         comparable = target is not None and target.quantile == 0.99 and p99 is not None
         tone: Literal["", "good", "bad"] = ""
         if comparable and target is not None and p99 is not None:
