@@ -30,27 +30,28 @@ but not what all were we when your can said there use an each which she do how t
 then them these so some her would make like him into time has look two more write go see number no way could people my
 than first water been call who oil its now find long down day did get come made may part harbour tide anchor"""
 WORDS = _COMMON.split()
+# Where a chat is told from those that have the same words.
+_NUMBER = "#NUMBER"
 
 
 def generate(path: Path, size: int, seed: int = 0) -> int:
     """Write chats until the file has `size` bytes; the number of rows."""
     rng = random.Random(seed)
     pieces = [" ".join(rng.choices(WORDS, k=rng.randrange(4, 40))) for _ in range(20_000)]
+    chats = []
+    for _ in range(20_000):
+        turns = []
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            turns.append({"role": "user", "content": f"{rng.choice(pieces)}?"})
+            turns.append({"role": "assistant", "content": f"{rng.choice(pieces)}, {rng.choice(pieces)}. {_NUMBER}"})
+        chats.append(json.dumps({"messages": turns}) + "\n")
     written = rows = 0
     with path.open("w") as file:
         while written < size:
-            block = []
-            for _ in range(1000):
-                turns = []
-                for _ in range(rng.choice((1, 1, 1, 2, 3))):
-                    turns.append({"role": "user", "content": f"{rng.choice(pieces)}?"})
-                    answer = f"{rng.choice(pieces)}, {rng.choice(pieces)}. {rows}"
-                    turns.append({"role": "assistant", "content": answer})
-                block.append(json.dumps({"messages": turns}))
-                rows += 1
+            block = [rng.choice(chats).replace(_NUMBER, str(rows + at)) for at in range(1000)]
             block[-1] = block[0]
-            text = "\n".join(block) + "\n"
-            written += file.write(text)
+            rows += len(block)
+            written += file.write("".join(block))
     return rows
 
 
