@@ -205,14 +205,14 @@ class JobCreate(Body):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: float | None = Field(None, gt=0, le=1000)
-    max_steps: int | None = Field(None, gt=0)
+    max_steps: int | None = Field(None, gt=0, lt=2**31)
     micro_batch_tokens: int | None = Field(None, ge=32, le=65536)
     accumulation: int = Field(1, ge=1, le=1024)
     sequence_length: int | None = Field(None, ge=16, le=65536)
     seed: int = Field(0, ge=0, lt=2**31)
     evaluation_fraction: float = Field(0.05, ge=0, lt=0.9)
-    evaluate_every: int = Field(0, ge=0, description="steps between evaluations; 0: once at the end")
-    checkpoint_every: int = Field(20, ge=1)
+    evaluate_every: int = Field(0, ge=0, lt=2**31, description="steps between evaluations; 0: once at the end")
+    checkpoint_every: int = Field(20, ge=1, lt=2**31)
     patience: int = Field(
         0, ge=0, le=1000, description="end after so many evaluations in a row without improvement; 0: never"
     )

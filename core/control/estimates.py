@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from db.jobs import JobRecord
 # Rows that are packed to see how well they fill micro-batches; of a larger data set the others are taken to fill them
 # alike.
 _PACKED_ROWS = 100_000
+_FAR_S = 10 * 365 * 86_400.0
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0"})
 
 
@@ -97,6 +98,11 @@ def tokens_left(job: JobRecord) -> float | None:
     return max(0.0, float(job.expected_tokens - job.tokens))
 
 
+def end_after(seconds: float) -> datetime | None:
+    """The moment so far from now; None for one that is too far away to mean anything."""
+    return now() + timedelta(seconds=seconds) if seconds < _FAR_S else None
+
+
 def estimate(
     spec: schemas.JobCreate,
     rows: int,
@@ -121,7 +127,7 @@ def estimate(
     if None in left:
         wait = None
         notes.append("how long it waits is not known: the length of a job before it is not")
-    end = now() + timedelta(seconds=wait + seconds) if wait is not None and seconds is not None else None
+    end = end_after(wait + seconds) if wait is not None and seconds is not None else None
     if end is not None and spec.deadline is not None and end > spec.deadline:
         notes.append(f"at the present speed it ends at {end:%Y-%m-%d %H:%M} UTC, after its deadline")
     if spec.patience and todo is not None:

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from db.jobs import IN_ENGINE, TERMINAL, JobRecord
 from db.scope import home, sees
 
 DEFAULT_EPOCHS = 3.0
+_LONGEST_WAIT = timedelta(days=3652)
 # A job that was interrupted this often in a row without a new checkpoint is not resumed by itself any more.
 MAX_STALLS = 3
 
@@ -308,10 +310,7 @@ def _preset(
 def _resolved(control: Control, body: schemas.JobCreate) -> schemas.JobCreate:
     """The job with every default filled in, as it is stored and run."""
     _check_evaluation(body)
-    if body.deadline is not None and body.deadline <= now():
-        raise Invalid(
-            "deadline", f"deadline is {body.deadline:%Y-%m-%d %H:%M %Z}, which is past; give a later one", "deadline"
-        )
+    _check_deadline(body.deadline)
     if body.epochs is not None and body.max_steps is not None:
         raise Invalid(
             "epochs_and_max_steps",
@@ -329,6 +328,15 @@ def _resolved(control: Control, body: schemas.JobCreate) -> schemas.JobCreate:
         )
     epochs = body.epochs if body.max_steps is not None else body.epochs or DEFAULT_EPOCHS
     return body.model_copy(update={"micro_batch_tokens": tokens, "sequence_length": length, "epochs": epochs})
+
+
+def _check_deadline(deadline: datetime | None) -> None:
+    if deadline is not None and not now() < deadline < now() + _LONGEST_WAIT:
+        raise Invalid(
+            "deadline",
+            f"deadline is {deadline:%Y-%m-%d %H:%M %Z}; give a moment that is still to come, within ten years",
+            "deadline",
+        )
 
 
 def _check_evaluation(body: schemas.JobCreate) -> None:
@@ -549,10 +557,11 @@ def stop(control: Control, job_id: str, save: bool) -> schemas.Job:
 
 
 def update(control: Control, job_id: str, patch: schemas.JobPatch) -> schemas.Job:
-    """Change priority or name of a job that has not ended."""
+    """Change priority, deadline or name of a job; the first two of one that has not ended."""
+    _check_deadline(patch.deadline)
     with control.store.write() as session:
         job = require(session, job_id)
-        if job.state in TERMINAL and "priority" in patch.model_fields_set:
+        if job.state in TERMINAL and patch.model_fields_set & {"priority", "deadline"}:
             raise _refused(job, "reprioritised", "anything but succeeded, failed or cancelled")
         if patch.priority is not None and patch.priority != job.priority:
             remark(session, job, "priority", f"priority {job.priority} → {patch.priority}")

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from core.api.job_schemas import JobAhead, JobOutlook, Speed
 from core.control import engines, quotas, speed
 from core.control.context import Control
-from core.control.estimates import tokens_left
+from core.control.estimates import end_after, tokens_left
 from core.control.jobs import MAX_STALLS, require
 from core.control.lifecycle import remark
 from db import jobs as rows
@@ -42,7 +42,7 @@ def _of(session: Session, job: JobRecord) -> JobOutlook:
         outlook.headline = _ended(job)
     elif job.state in IN_ENGINE:
         outlook.headline, outlook.reasons = _in_engine(session, job, measured)
-        outlook.eta = now() + timedelta(seconds=left) if left is not None else None
+        outlook.eta = end_after(left) if left is not None else None
     elif job.state == "paused":
         outlook.headline, outlook.reasons = _paused(session, job)
     else:
@@ -135,7 +135,7 @@ def _waiting(session: Session, job: JobRecord, outlook: JobOutlook) -> None:
     waits = [other.seconds_left for other in outlook.ahead]
     if job.tenant not in blocked and outlook.seconds_left is not None and None not in waits:
         total = sum(seconds for seconds in waits if seconds is not None) + outlook.seconds_left
-        outlook.eta = now() + timedelta(seconds=total)
+        outlook.eta = end_after(total)
 
 
 def _before(session: Session, job: JobRecord, blocked: dict[str, str]) -> list[JobRecord]:
