@@ -15,6 +15,7 @@ import torch
 from nbclient import NotebookClient
 from safetensors.torch import save_file
 
+from core.api.schemas import Job
 from tests.machine import ROOT
 from tests.stack import Stack, environment, until
 
@@ -48,12 +49,16 @@ def settings_of_the_stack(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.setenv(name, value)
     targets = stack.client.targets().targets
     yield
-    assert stack.client.targets().targets == targets
 
-    def ended() -> bool:
-        return all(job.state not in ("queued", "starting", "running", "saving") for job in stack.client.jobs().items)
+    def going() -> list[Job]:
+        return [job for job in stack.client.jobs().items if job.state in ("queued", "starting", "running", "saving")]
 
-    until(ended, 30, "the end of the notebook's jobs")
+    try:
+        assert stack.client.targets().targets == targets
+        until(lambda: not going(), 60, "the end of the notebook's jobs")
+    finally:
+        for job in going():
+            stack.client.stop_job(job.id)
 
 
 @pytest.fixture
