@@ -131,7 +131,7 @@ class ElasticKV:
     def _need(request: Any) -> int:
         done = len(request.output_ids)
         ahead = request.sampling_params.max_new_tokens - done
-        return len(request.origin_input_ids) + done + max(0, min(ahead, CLIP_MAX_NEW_TOKENS))
+        return int(len(request.origin_input_ids) + done + max(0, min(ahead, CLIP_MAX_NEW_TOKENS)))
 
     # ---- orders ------------------------------------------------------------------------------------------------------
 
