@@ -73,6 +73,13 @@ def empty_url(request: pytest.FixtureRequest, data_dir: Path) -> Iterator[str]:
         yield _url(host, name)
 
 
+@pytest.fixture
+def sqlite_url(data_dir: Path, sqlite_template: Path) -> str:
+    """The URL of a store of SQLite that is migrated and has no rows, for modules whose queries others try on both."""
+    shutil.copy(sqlite_template, data_dir / "harli.db")
+    return f"sqlite:///{data_dir / 'harli.db'}"
+
+
 @pytest.fixture(params=BOTH)
 def store_url(request: pytest.FixtureRequest, data_dir: Path) -> Iterator[str]:
     """The URL of a store that is migrated, which takes longer than most tests, and has no rows; once on each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import streamlit as st
@@ -115,7 +116,7 @@ def _act(doing: str, action: str, job: Job) -> None:
         "stop": lambda: client().stop_job(job.id, save=False),
         "stop_save": lambda: client().stop_job(job.id, save=True),
         "priority": lambda: client().update_job(job.id, priority=int(st.session_state["priority"])),
-        **{f"move_{place}": (lambda place=place: client().move_job(job.id, place)) for place in PLACES},
+        **{f"move_{place}": partial(client().move_job, job.id, place) for place in PLACES},
     }
     attempt(f"{doing} the job", calls[action], f"{doing} {job.name}")
 

@@ -21,6 +21,11 @@ Submit = Callable[..., schemas.Job]
 
 
 @pytest.fixture
+def store_url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+@pytest.fixture
 def sampler(control: Control, adapter_server: AdapterServer) -> Sampler:
     hello = {**HELLO, "http_url": adapter_server.url}
     with control.store.write() as session:

@@ -22,6 +22,11 @@ Make = Callable[..., Schedule]
 
 
 @pytest.fixture
+def store_url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+@pytest.fixture
 def make(control: Control, dataset: schemas.Dataset) -> Make:
     def run(cron: str = NIGHTLY, job: dict[str, object] | None = None, **fields: object) -> Schedule:
         spec = {"dataset": dataset.id, "adapter_name": "sailor", **(job or {})}

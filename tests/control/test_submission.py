@@ -30,6 +30,11 @@ HELLO: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def store_url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
 def engine(control: Control, **hello: Any) -> None:
     time = now() - timedelta(hours=2)
     with control.store.write() as session:
