@@ -201,25 +201,24 @@ def into_base(folder: Path, model: Path, destination: Path, *, progress: Progres
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """W += scaling · B · A. a: float32 [rank, inputs]; b: float32 [outputs, rank]."""
+    """W += B · A. a: float32 [rank, inputs]; b: float32 [outputs, rank], scaled."""
 
     a: Floats
     b: Floats
-    scaling: np.float32
 
 
 def _changes(folder: Path) -> dict[str, _Change]:
     """By the name of the base's weight."""
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    scaling = np.float32(config["lora_alpha"] / config["r"])
+    scaling = config["lora_alpha"] / config["r"]
+    changes = {}
     tensors = _load(folder / WEIGHTS)
-    return {
-        name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight"): _Change(
-            a, tensors[name.replace(".lora_A.", ".lora_B.")], scaling
-        )
-        for name, a in tensors.items()
-        if ".lora_A." in name
-    }
+    for name, a in tensors.items():
+        if ".lora_A." in name:
+            b: Floats = np.multiply(tensors[name.replace(".lora_A.", ".lora_B.")], scaling, dtype=np.float32)
+            target = name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight")
+            changes[target] = _Change(a, b)
+    return changes
 
 
 def _check(changes: Mapping[str, _Change], base: Mapping[str, Tensor], model: Path) -> None:
@@ -270,5 +269,5 @@ def _write_changed(source: IO[bytes], target: IO[bytes], tensor: Tensor, change:
     for begin in range(0, outputs, step):
         rows = min(step, outputs - begin)
         base = floats(source.read(rows * width), tensor.dtype).reshape(rows, inputs)
-        delta: Floats = (change.b[begin : begin + rows] * change.scaling) @ change.a
+        delta: Floats = change.b[begin : begin + rows] @ change.a
         written.write(target, packed(base + delta, tensor.dtype))
