@@ -32,13 +32,13 @@ def test_an_adapter_answers_while_it_is_trained(stack: Stack, tmp_path: Path) ->
         deploy=False,
     )
     client.wait(job.id, timeout_s=300)
-    samples = until(lambda: client.job_samples(job.id), 60, "a sample")
-    assert samples[-1].prompt == "What is 3 and 3?" and samples[-1].answer and samples[-1].tokens
+    said = until(lambda: [sample for sample in client.job_samples(job.id) if sample.step == 3], 60, "the last sample")
+    assert said[0].prompt == "What is 3 and 3?" and said[0].answer and said[0].tokens
     done = client.job(job.id)
     evaluated = [metric for metric in client.job_metrics(job.id) if metric.eval_loss is not None]
     best = min(evaluated, key=lambda metric: metric.eval_loss or 0.0)
     assert (done.state, done.best_step, done.best_loss) == ("succeeded", best.step, best.eval_loss)
-    assert done.expected_tokens == pytest.approx(done.tokens, rel=0.1)
+    assert done.expected_tokens == pytest.approx(done.tokens, rel=0.5), "to within the unevenness of micro-batches"
     loaded = [model["id"] for model in httpx.get(f"{stack.engine_url}/v1/models").json()["data"]]
     assert not [name for name in loaded if name.startswith("~")], "the sampled adapter is not left behind"
     found = client.estimate_job(dataset=dataset.id, adapter_name="more", max_steps=30)
