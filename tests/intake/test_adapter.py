@@ -425,7 +425,7 @@ _names = st.sampled_from(
     others=st.dictionaries(_names, st.binary(max_size=8), max_size=2),
     cut=st.integers(0, 400),
 )  # fmt: skip
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_archive_is_taken_or_refused_in_words(
     tmp_path: Path, config: dict[str, Any], header: dict[str, Any], others: dict[str, bytes], cut: int
 ) -> None:

@@ -44,7 +44,7 @@ records = st.one_of(
 @example([{"prompt": "2024-01-01", "completion": "2024-01-02T03:04:05Z"}] * 2)
 @example([{"instruction": "", "output": "a", "input": "b"}, {"instruction": "c", "output": "d", "input": None}])
 @given(records)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_block_is_read_as_its_rows_are_one_by_one(found: list[dict[str, Any]]) -> None:
     shape = shapes.detect(sorted({name for record in found for name in record}), found)
     if shape is None:
