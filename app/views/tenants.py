@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import streamlit as st
 
+from app.ui import quota
 from app.ui.data import client
 from app.ui.identity import me
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults
@@ -217,7 +218,10 @@ def show_tenants() -> None:
         columns = [Column("Tenant"), Column("State", "badge"), Column("Made", "time")]
         chosen = _chosen("tenants", columns, [tenant_row(tenant) for tenant in tenants])
         tenant = next((tenant for tenant in tenants if tenant.name == chosen), None)
-        if tenant is None or not mine.platform_admin:
+        if tenant is None:
+            return
+        quota.draw(tenant.name, editable=mine.platform_admin)
+        if not mine.platform_admin:
             return
         if tenant.suspended:
             st.button("Let it go on", key="restore", on_click=lambda: suspend(tenant, False))
