@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in {
+        400: "The body ends too early, or is not text in UTF-8",
         401: "No token, or one that is not (or no longer) taken",
         403: "The token may not do this, or the request comes from a page of another origin",
         404: "The thing named does not exist",

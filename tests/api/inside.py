@@ -56,5 +56,5 @@ def inside(data_dir: Path, **settings: object) -> Iterator[Inside]:
 
 def operations(http: httpx.Client) -> list[tuple[str, str, dict[str, Any]]]:
     """(method, path template, operation) of everything that the API describes."""
-    paths = http.get("/api/openapi.json").json()["paths"]
+    paths = http.get("/api/openapi.json", timeout=60).json()["paths"]
     return [(method.upper(), path, found) for path, methods in paths.items() for method, found in methods.items()]

@@ -10,6 +10,8 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given
 from hypothesis import settings as limits
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -22,7 +24,7 @@ from core.config import Settings
 from tests.api.serving import headers, plain, served
 
 # More by hand: HARLI_EXAMPLES=200.
-EXAMPLES = int(os.environ.get("HARLI_EXAMPLES", "2"))
+EXAMPLES = int(os.environ.get("HARLI_EXAMPLES", "1"))
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -40,7 +42,8 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
         yield chosen
 
 
-def test_nothing_that_it_describes_makes_a_fault(described: Settings) -> None:
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_nothing_that_it_describes_makes_a_fault(described: Settings, mode: GenerationMode) -> None:
     with plain(described) as http:
         schema = schemathesis.openapi.from_dict(http.get("/api/openapi.json", timeout=60).json())
     schema.config.update(base_url=described.api_url)
@@ -54,8 +57,11 @@ def test_nothing_that_it_describes_makes_a_fault(described: Settings) -> None:
             continue
 
         @limits(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(case=operation.as_strategy())
+        @given(case=operation.as_strategy(generation_mode=mode))
         def run(case: schemathesis.Case) -> None:
+            # What is asked wrongly is asked by someone who is known.
+            for name in [name for name in case.headers if name.lower() == "authorization"]:
+                del case.headers[name]
             response = case.call(headers=shown)
             answers[response.status_code] += 1
             # The engine is not there.
@@ -64,12 +70,14 @@ def test_nothing_that_it_describes_makes_a_fault(described: Settings) -> None:
 
         try:
             run()
+        except Unsatisfiable:
+            continue  # there is nothing that it could be asked wrongly with
         except (AssertionError, BaseExceptionGroup) as error:
             faults.append(f"{operation.label}: {_told(error)}")
         tried += 1
-    assert tried > 60
-    assert answers[200] > tried / 3, f"most are let in: {answers}"
     assert not faults, "\n\n".join(faults)
+    assert tried > 40
+    assert answers[401] == 0, f"all are let in: {answers}"
 
 
 def _told(error: BaseException) -> str:
