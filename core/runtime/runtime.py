@@ -543,6 +543,8 @@ class Runtime:
         if not isinstance(self._predictor, MovingPredictor) or not self._work.steps:
             return
         steps, tasklets = self._predictor.learnt(WHOLE)
+        if not tasklets:  # those of a job that has ended are forgotten; what was told of them stays
+            return
         self._link.send(
             Learnt(
                 engine_id=self._engine.hello.engine_id,

@@ -77,7 +77,7 @@ def test_the_targets_page_reads_the_frontier_off_what_the_engine_has_learnt(clie
     assert found.now is not None and found.now.target_ms == 60.0
 
     app = view("targets")
-    until(lambda: app.run().slider, 30, "the slider")
+    until(lambda: app.run().slider, 30, "the slider", pause_s=0.5)
     assert "Finetune throughput against the target" in shown(app)
     app.slider[0].set_value(found.points[-1].target_ms).run()
     app.button(key="take_target").click().run()

@@ -262,6 +262,14 @@ def test_what_was_learnt_without_a_profile_is_told_while_a_job_runs(bench: Bench
     assert (batch, mean) == (1, pytest.approx(50.0, rel=0.1)) and bound >= mean
     assert learnt.tasklets["forward"][0] == pytest.approx(10.0, rel=0.1)
     assert learnt.mix["optimizer"] == 1.0 and learnt.step_tokens > 0
+    bench.send(StopJob(job_id="job", token=1))
+    bench.update("cancelled")
+    bench.drain()
+    bench.received.clear()
+    for _ in range(300):
+        bench.decode()
+    assert any(isinstance(m, Telemetry) for m in bench.drain())
+    assert not any(isinstance(m, Learnt) for m in bench.received), "what was told of an ended job stays"
 
 
 def test_without_a_job_nothing_comes_between_steps(bench: Bench) -> None:
