@@ -169,6 +169,9 @@ def _best(
     question: _Question, layouts: tuple[Layout, ...], gain: float, known: tuple[Layout, ...]
 ) -> tuple[_Way | None, tuple[Layout, ...]]:
     """The best way of those in `layouts`; and these in the order of what they train, or `known` with the best first."""
+    if known and len(layouts) == 1:
+        only = _way(question, layouts[0])
+        return (None if only is None else _Way(*only)), known
     state = question.state
     busy = state.layout if state.beside_ms or state.inflight_ms else None
     best, most, ranking = None, 0.0, []
