@@ -201,10 +201,13 @@ class Runtime:
         self._last_decode_end = None
         self._between_steps(now)
 
-    def decode_ended(self, requests: Sequence[tuple[str, bool]], load: Load) -> None:
-        """A decode step's result is in; (request, whether it finished) got a token. Runs what fits behind the step."""
+    def decode_ended(
+        self, requests: Sequence[tuple[str, bool]], load: Load, adapters: Sequence[str | None] = ()
+    ) -> None:
+        """A decode step's result is in; (request, whether it finished) got a token, and was served with the adapter at
+        its place (left out: none of them with any). Runs what fits behind the step."""
         now = self._time()
-        ran, self._load = self._load, load
+        self._load = load
         batch = len(requests)
         self._interval.decode_steps += 1
         self._interval.decode_tokens += batch
@@ -219,8 +222,9 @@ class Runtime:
                 for step_ms in steps_ms:
                     self._calibrate(step_ms)
         else:
-            gap = self._clock.decode(now, requests, self._limits.tenants(ran.running, ran.adapters))
-            self._guard.see(now, gap, self._limits.itl_ms(ran.running, ran.adapters), self._predictor.stale)
+            names = [rid for rid, _ in requests]
+            gap = self._clock.decode(now, requests, self._limits.tenants(names, adapters))
+            self._guard.see(now, gap, self._limits.itl_ms(names, adapters), self._predictor.stale)
         self._last_decode_end, self._tasklet_s = now, 0.0
         self._between_steps(now)
         if load.running and self._engine.queued is None:

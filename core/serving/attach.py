@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ class Attachment:
         """A batch's result has been processed and its tokens sent on."""
         mode = batch.forward_mode
         if mode.is_decode():
-            self.runtime.decode_ended([(r.rid, r.finished()) for r in batch.reqs if not r.is_retracted], self._load())
+            ran = [r for r in batch.reqs if not r.is_retracted]
+            self.runtime.decode_ended([(r.rid, r.finished()) for r in ran], self._load(), self._adapters_of(ran))
         elif mode.is_extend():
             first = [
                 (r.rid, r.time_stats.scheduler_recv_time)
@@ -142,8 +144,12 @@ class Attachment:
             max_kv=max(lengths, default=0),
             kv_used=total - free,
             kv_total=total,
-            adapters=[self._adapter(r.lora_id) for r in running] if self.runtime.asks_for_adapters else (),
+            adapters=self._adapters_of(running),
         )
+
+    def _adapters_of(self, requests: Sequence[Any]) -> Sequence[str | None]:
+        """What each request is served with, when that matters."""
+        return [self._adapter(r.lora_id) for r in requests] if self.runtime.asks_for_adapters else ()
 
     def _adapter(self, lora_id: str | None) -> str | None:
         """The name under which the adapter with SGLang's id was loaded; an id is never given twice."""

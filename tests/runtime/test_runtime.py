@@ -110,7 +110,7 @@ class Bench:
         names = [f"r{n}" for n in range(requests)]
         before = self.clock.now
         load = Load(names, 1 if waiting else 0, waiting, 100 * requests, 100, 100, 1000, adapters)
-        self.runtime.decode_ended([(name, False) for name in names], load)
+        self.runtime.decode_ended([(name, False) for name in names], load, adapters)
         return self.clock.now - before
 
     def idle(self) -> bool:
