@@ -20,6 +20,7 @@ def mount(datasets: typer.Typer, adapters: typer.Typer) -> None:
     """Add the commands to `harli datasets` and `harli adapters`."""
     datasets.command("preview")(preview)
     datasets.command("rows")(rows)
+    adapters.command("show")(show)
     adapters.command("promote")(promote)
     adapters.command("rollback")(rollback)
     adapters.command("unalias")(unalias)
@@ -62,9 +63,7 @@ def rows(
     name: Named,
     offset: Annotated[int, typer.Option(min=0)] = 0,
     limit: Annotated[int, typer.Option(min=1, max=50)] = 5,
-    rendered: Annotated[
-        bool, typer.Option("--rendered", help="As the model sees them.")
-    ] = False,
+    rendered: Annotated[bool, typer.Option("--rendered", help="As the model sees them.")] = False,
     json: AsJson = False,
 ) -> None:
     """Show rows of a data set."""
@@ -112,6 +111,14 @@ def _show(adapter: schemas.Adapter, json: bool) -> None:
         printing.as_json(adapter)
     else:
         printing.adapter_facts(adapter)
+
+
+def show(name: Named, json: AsJson = False) -> None:
+    """Show an adapter: its versions, where they come from, its aliases."""
+    from core.cli import connected
+
+    with connected() as client:
+        _show(client.adapter(name), json)
 
 
 def promote(name: Named, alias: Alias, version: Version = None, json: AsJson = False) -> None:

@@ -242,8 +242,8 @@ def test_rows_are_shown(harli: Harli, dataset: str) -> None:
 
 
 def test_aliases_of_an_adapter_that_is_not_there_are_named(harli: Harli) -> None:
-    for command in (("promote", "nobody", "prod"), ("rollback", "nobody", "prod"), ("merge", "both", "nobody", "no@1")):
-        assert "there is no adapter nobody" in fault(harli("adapters", *command))
+    for command in ("show nobody", "promote nobody prod", "rollback nobody prod", "merge both nobody no@1"):
+        assert "there is no adapter nobody" in fault(harli("adapters", *command.split()))
     assert "ADAPTER=WEIGHT" in harli("adapters", "merge", "both", "a=x", "b").output
 
 

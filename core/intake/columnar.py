@@ -64,7 +64,7 @@ def _parsed(text: bytes, schema: pa.Schema) -> pa.Table | None:
         return None
     # A message with another field makes another type of all.
     same = all(table.schema.field(field.name).type == field.type for field in schema)
-    return table.combine_chunks() if same else None
+    return table if same else None
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:
@@ -77,7 +77,7 @@ def _chats(table: pa.Table, columns: Mapping[str, str], keys: tuple[str, str]) -
         if role != "messages" and not _is_empty(_column(table, beside)):
             return None
     chats = _column(table, columns["messages"])
-    turns = chats.flatten()
+    turns = chats.values
     if chats.null_count or turns.null_count or not len(turns):
         return None
     said, contents = (turns.field(key) for key in keys)
