@@ -43,7 +43,7 @@ class Bearer(httpx.Auth):
 
 def _is_ours(asked: tuple[str, str, int | None], ours: tuple[str, str, int | None]) -> bool:
     """Whether two origins are one API; a loopback address has several names."""
-    return asked == ours or ({asked[1], ours[1]} <= LOOPBACK and asked[2] == ours[2])
+    return asked == ours or ({asked[1], ours[1]} <= LOOPBACK and asked[::2] == ours[::2])
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
