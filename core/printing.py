@@ -177,7 +177,7 @@ def job_facts(job: schemas.Job) -> None:
             ("first loss", job.first_loss),
             ("evaluation", job.eval_loss),
             ("lowest", f"{job.best_loss:.4g} at step {job.best_step}" if job.best_loss is not None else None),
-            ("tokens", f"{job.tokens:,} of {job.expected_tokens:,}" if job.expected_tokens else job.tokens),
+            ("tokens", f"{job.tokens:,} of about {job.expected_tokens:,}" if job.expected_tokens else job.tokens),
             ("data set", job.dataset_name),
             ("adapter", f"{job.adapter_name}@{job.adapter_version}" if job.adapter_version else job.adapter_name),
             ("priority", job.priority),

@@ -99,7 +99,8 @@ class Sampler:
                 remark(session, record, "samples_failed", f"no samples of step {step}: {failure}")
                 return
             samples.put(session, found)
-            remark(session, record, "samples", f"{len(found)} prompts answered by the adapter of step {step}")
+            count = "1 prompt" if len(found) == 1 else f"{len(found)} prompts"
+            remark(session, record, "samples", f"{count} answered by the adapter of step {step}")
             changes.add(session, "jobs", "sampled", job.id, tenant=job.tenant, state=record.state, step=step)
 
     @staticmethod
