@@ -122,9 +122,8 @@ def test_served_logits_are_those_of_the_hugging_face_model(
 
 
 def test_losses_in_the_engine_are_those_of_a_plain_loop(engine: Engine, captain: Path, trained: Path) -> None:
-    losses = [
-        m.loss for m in engine.received if isinstance(m, JobUpdate) and m.kind == "metric" and m.loss is not None
-    ]
+    job_id = trained.parent.name
+    losses = [m.loss for m in engine.received if isinstance(m, JobUpdate) and m.job_id == job_id and m.loss is not None]
     job = spec(captain, trained.parent, learning_rate=1e-3)
     rows = packing.load_encoded(captain, tokenizer.load(engine.model))
     plan = packing.epoch_plan([len(r.ids) for r in rows], job.micro_batch_tokens, seed=job.seed, epoch=0)
@@ -221,6 +220,13 @@ def test_an_adapter_is_a_model_to_openai_clients(engine: Engine, trained: Path) 
     assert base.json()["choices"][0]["message"]["content"] != adapter.json()["choices"][0]["message"]["content"]
     missing = ask("nobody")
     assert missing.status_code == 404 and "captain" in missing.text
+
+    everyones, own = Target(kind="itl", ms=20_000.0), Target(kind="itl", ms=10_000.0, tenant="acme")
+    engine.send(SetTargets(version=4, targets=(everyones, own), tenants={"captain": "acme"}))
+    engine.until(lambda m: isinstance(m, Telemetry) and m.targets_version == 4)
+    ask("captain")
+    told = engine.until(lambda m: isinstance(m, Telemetry) and bool(m.tenant_itl))
+    assert isinstance(told, Telemetry) and set(told.tenant_itl) == {"acme"}, "the adapter's tenant is told apart"
 
 
 def test_served_tokens_do_not_depend_on_a_job_beside_them(
