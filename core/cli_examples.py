@@ -56,6 +56,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "datasets show": ("harli datasets show support",),
     "datasets delete": ("harli datasets delete support",),
     "adapters list": ("harli adapters list",),
+    "adapters show": ("harli adapters show support-bot",),
     "adapters upload": ("harli adapters upload ./my-peft-folder --name support-bot",),
     "adapters deploy": (
         "harli adapters deploy support-bot --wait",
