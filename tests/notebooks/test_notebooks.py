@@ -98,7 +98,7 @@ def test_notebooks_are_kept_without_outputs_and_without_paths_of_a_machine(path:
 @pytest.mark.engine
 @pytest.mark.usefixtures("settings_of_the_stack")
 def test_the_journey_ends_with_an_adapter_that_answers(stack: Stack) -> None:
-    text = run("journey", steps=10, measure_s=1)
+    text = run("journey", steps=8, measure_s=1, pause_s=10)
     assert "217 of 217 read" in text
     assert "in force in the engine after" in text
     (job,) = [job for job in stack.client.jobs(state="succeeded").items if _STAMPED.match(job.adapter_name)]
