@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the tests need from the system (Chromium, PostgreSQL's server) when it is missing, by apt.
+# Installs what the tests need from the system (Chromium, PostgreSQL's server, curl) when it is missing, by apt.
 # Where that is not possible it says so and ends well: the test run then names the tests that it left out.
 set -euo pipefail
 
@@ -12,6 +12,7 @@ if ! has_browser >/dev/null; then
     if grep -qs '^ID=ubuntu' /etc/os-release; then wanted+=(chromium-browser); else wanted+=(chromium); fi
 fi
 has_postgres >/dev/null || wanted+=(postgresql)
+command -v curl >/dev/null || wanted+=(curl)
 [ ${#wanted[@]} -gt 0 ] || exit 0
 
 give_up() {
