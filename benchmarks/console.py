@@ -132,7 +132,8 @@ def main() -> None:
         )
         fill(settings.resolved_database_url, given.jobs)
         os.environ["HARLI_DATA_DIR"] = str(data)
-        with running(settings, "core.api"), console(settings, beside), Client(settings.api_url) as client:
+        reader = Client(settings.api_url, token=settings.token_file)
+        with running(settings, "core.api"), console(settings, beside), reader as client:
             until(lambda: answers(client), 60, "the API")
             with Peer(settings.resolved_link_url, model, settings.engine_url):
                 until(lambda: client.live().now is not None, 60, "the first figures")
