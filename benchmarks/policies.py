@@ -164,6 +164,7 @@ def made(part: str, scale: float, seconds: float) -> dict[str, Any]:
         "made": {
             **provenance("harli", "numpy"),
             "command": f"python -m benchmarks.policies --traces DIR --part {part} --scale {scale:g}",
+            "scale": scale,
             "seconds": round(seconds),
         }
     }

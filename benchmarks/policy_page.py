@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.page import DOCS, table
-from benchmarks.policy_bench import POLICIES
+from benchmarks.policy_bench import POLICIES, WINDOW_S
 
 PAGE = DOCS / "policies.md"
 
@@ -36,6 +36,41 @@ def _tokens(row: dict[str, Any]) -> str:
     if row["policy"] == "hybrid":
         text += f" ({min(row['tokens_s_of_seeds']):,}–{max(row['tokens_s_of_seeds']):,})"
     return text if row["holds"] else f"~~{text}~~ {100 * row['attainment']:.1f} %"
+
+
+def _verdict(results: dict[str, Any]) -> str:
+    found = results["table"]["verdict"]
+    cells, below, broken = found["cells"], found["below_97_percent"], found["target_not_held_though_solo_does"]
+    text = f"In {cells - len(below)} of {cells} cells `hybrid` trains at least 97 % of what any other policy that "
+    text += f"holds the target trains; the median is {found['median_ratio']:.2f} times the best of them. "
+    if below:
+        listed = ", ".join(f"{_cell_name(one)} ({100 * one['ratio']:.0f} % of {one['rival']})" for one in below)
+        text += f"It is short in: {listed}. "
+    if broken:
+        listed = ", ".join(f"{_cell_name(one)} ({100 * one['attainment']:.2f} %)" for one in broken)
+        return text + f"Solo holds the target and `hybrid` does not in: {listed}."
+    return text + "It holds the target everywhere that solo does."
+
+
+def _cell_name(one: dict[str, Any]) -> str:
+    return f"{one['trace']} on {one['device']} at {one['target_x']:g} ×"
+
+
+def _windows(part: str) -> Callable[[dict[str, Any]], str]:
+    def make(results: dict[str, Any]) -> str:
+        scale = results[part]["made"]["scale"]
+        return f"H200 {WINDOW_S['h200'] * scale:g} s, Ada6000 {WINDOW_S['ada6000'] * scale:g} s"
+
+    return make
+
+
+def _speed(results: dict[str, Any]) -> str:
+    parts = [
+        f"{found['simulated_s'] / 60:.0f} minutes of azure_conv take {found['cpu_s']:g} s of one core with `{policy}`"
+        for policy, found in results["speed"].items()
+        if isinstance(found, dict) and "cpu_s" in found
+    ]
+    return " and ".join(parts)
 
 
 def _latencies(results: dict[str, Any]) -> str:
@@ -120,6 +155,11 @@ QUESTIONS = (
 )  # fmt: skip
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "policies": ("rows", _policies),
+    "verdict": ("table", _verdict),
+    "windows": ("table", _windows("table")),
+    "headline_windows": ("headline", _windows("headline")),
+    "questions_windows": ("questions", _windows("questions")),
+    "speed": ("speed", _speed),
     "latencies": ("rows", _latencies),
     "probe": ("probe", _probe),
     "measured": ("measured", _measured),
