@@ -33,7 +33,7 @@ def explained(model: Any, body: object) -> tuple[str, str]:
         (JOB | {"learning_rate": 0}, "learning_rate", "learning_rate is 0; it should be greater than 0"),
         (JOB | {"epochs": "many"}, "epochs", 'epochs is "many"; it should be a valid number'),
         (JOB | {"lora": {"rnk": 4}}, "lora.rnk", "lora.rnk is not a field of this request; did you mean rank?"),
-        (JOB | {"xyzzy": 1}, "xyzzy", "xyzzy is not a field of this request; there are: dataset, adapter_name"),
+        (JOB | {"xyzzy": 1}, "xyzzy", "xyzzy is not a field of this request; there are: dataset, preset, adapter_name"),
         (JOB | {"adapter_name": "My Bot"}, "adapter_name", 'adapter_name is "My Bot"; use lower-case letters'),
         (JOB | {"schedule": "stairs"}, "schedule", "schedule is \"stairs\"; it should be 'cosine', 'linear' or"),
         (JOB | {"lora": {"target_modules": []}}, "lora.target_modules", "it should have at least 1 item"),
