@@ -57,7 +57,7 @@ doctor: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
-	cd native && rm -rf CMakeCache.txt CMakeFiles CMakeInit.txt *.ninja .ninja* *.cmake *.a
+	cd native && rm -rf CMakeCache.txt CMakeFiles CMakeInit.txt .skbuild-info.json *.ninja .ninja* *.cmake *.a
 	rm -f core/memory/*.so
 
 $(VENV)/bin/python:
