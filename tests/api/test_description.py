@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import schemathesis
@@ -48,6 +49,11 @@ def test_nothing_that_it_describes_makes_a_fault(described: Settings, mode: Gene
         schema = schemathesis.openapi.from_dict(http.get("/api/openapi.json", timeout=60).json())
     schema.config.update(base_url=described.api_url)
     shown = headers(described)
+
+    def admitted(request: Any) -> Any:
+        request.headers.update(shown)
+        return request
+
     faults: list[str] = []
     answers: Counter[int] = Counter()
     tried = 0
@@ -60,9 +66,7 @@ def test_nothing_that_it_describes_makes_a_fault(described: Settings, mode: Gene
         @given(case=operation.as_strategy(generation_mode=mode))
         def run(case: schemathesis.Case) -> None:
             # What is asked wrongly is asked by someone who is known.
-            for name in [name for name in case.headers if name.lower() == "authorization"]:
-                del case.headers[name]
-            response = case.call(headers=shown)
+            response = case.call(auth=admitted)
             answers[response.status_code] += 1
             # The engine is not there.
             if response.status_code != 503 or b"engine" not in response.content:
