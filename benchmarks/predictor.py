@@ -400,7 +400,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         body[name] = (answer if isinstance(answer, dict) else {"rows": answer}) | {"made": made}
     head = {name: _at(body, path) for name, path in HEAD.items() if path[0] in body}
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    written = head | provenance("numpy", "scikit-learn") | {name: body[name] for name in PARTS if name in body}
+    origin = provenance("numpy", "scikit-learn")
+    if given.part:  # which its own record tells of
+        origin = {name: body.get(name, value) for name, value in origin.items()}
+    written = head | origin | {name: body[name] for name in PARTS if name in body}
     given.out.write_text(json.dumps(written, indent=2) + "\n")
     if given.out == RESULTS / "predictor.json" and all(name in written for name in PARTS):
         fill(PAGE, figures(written))
