@@ -93,7 +93,7 @@ class Settings(BaseSettings):
         None, description="API token that client, CLI and console show; None: the local admin's in the data directory."
     )
     requests_per_s: float = Field(
-        200.0, gt=0, description="Requests a second that one token may make of an API process; for a moment, twice that."
+        200.0, gt=0, description="Requests a second of one token at an API process; for a moment, twice as many."
     )
     engine: EngineSettings = EngineSettings()
     finetune: FinetuneSettings = FinetuneSettings()

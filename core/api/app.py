@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 
 from core.api import errors, gate, openai_errors, proxy, security, upload
-from core.api.doctor import Examination
 from core.api.answers import Answers
+from core.api.doctor import Examination
 from core.api.events import Broadcaster
 from core.api.routes import (
     adapters,

@@ -124,7 +124,7 @@ class ElasticKV:
     def fewest(self) -> int:
         """Slots that the request at hand with the most of them needs: below that SGLang would not take it up, or would
         abort it. Counted as SGLang does, with at most `CLIP_MAX_NEW_TOKENS` for what is yet to come."""
-        most = max((self._need(request) for request in self._requests(True)), default=0)
+        most: int = max((self._need(request) for request in self._requests(True)), default=0)
         return self.slots_of(self.rows_of(most + self._padding + 1))
 
     @staticmethod

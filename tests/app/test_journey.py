@@ -107,7 +107,6 @@ def move_the_target(page: Page, client: Client) -> None:
     page.get_by_role("button", name="Apply").click()
     expect(page.get_by_text(f"version {before.version + 1} in force in the engine")).to_be_visible(timeout=5000)
     expect(tile(page, "ITL p99 now")).to_contain_text(re.compile(r"target \d"))
-    shoot(page, "targets")
     client.set_targets(before.targets)
 
 
@@ -119,6 +118,18 @@ def look_at_the_overview(page: Page, client: Client, job: Job) -> None:
     expect(tile(page, "Finetune").locator(".value")).not_to_have_text("0.0")
     expect(page.locator("canvas").nth(5)).to_be_visible()
     shoot(page, "overview")
+
+
+def read_the_frontier(page: Page, client: Client) -> None:
+    """What a looser target would give, from what the engine has learnt of itself while it trained."""
+    until(lambda: client.frontier().source == "learnt", _JOB_S, "the engine to know itself", pause_s=1.0)
+    follow(page, "Targets")
+    expect(page.get_by_text("Finetune throughput against the target")).to_be_visible(timeout=_LONG_MS)
+    expect(tile(page, "Finetune would get").locator(".value")).to_have_text(re.compile(r"\d"))
+    shoot(page, "targets")
+    follow(page, "Engine")
+    expect(page.get_by_text("tasklet_slices").first).to_be_visible()
+    shoot(page, "engine")
 
 
 def wait_for_the_end(page: Page, client: Client, job: Job) -> Job:
@@ -157,9 +168,11 @@ def test_from_a_file_to_an_adapter_that_answers(page: Page, stack: Stack, traffi
     move_the_target(page, stack.client)
     look_at_the_overview(page, stack.client, job)
     ended = wait_for_the_end(page, stack.client, job)
+    read_the_frontier(page, stack.client)
     traffic.set()
     assert ended.loss is not None
     assert ended.loss < first / 2
+    visit(page, f"{stack.console_url}/jobs?job={job.id}", job.name)
     chat_with_both(page, stack.client)
 
 
