@@ -34,7 +34,7 @@ run: $(INSTALLED)
 
 test: $(DEVELOPED)
 	@scripts/system-packages.sh
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m 'not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m 'not gpu' $(PYTEST_ARGS)
 
 test-gpu: $(DEVELOPED)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
