@@ -21,6 +21,7 @@ from core.control import telemetry as history
 from core.control.context import Control, new_id
 from core.control.lifecycle import remark, transition
 from core.errors import Conflict, Invalid, NotFound
+from core.intake import adapter as adapter_files
 from core.intake import packing, rows, tokenizer
 from db import adapters as adapter_rows
 from db import changes, idempotency
@@ -456,6 +457,8 @@ def _check_engine(body: schemas.JobCreate, engine: EngineRecord | None) -> None:
             f"lora.target_modules names {', '.join(unknown)}; the engine can serve {', '.join(hello['lora_modules'])}",
             "lora.target_modules",
         )
+    if lacking := adapter_files.alone(body.lora.target_modules):
+        raise Invalid("target_modules", f"the adapter that is asked for {lacking}; name both", "lora.target_modules")
     if slot := hello.get("finetune_slot"):
         _check_slot(body, *slot)
     if body.adapter_name == hello["model"]:

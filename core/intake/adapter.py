@@ -40,6 +40,8 @@ _LEAVES = {
     "w2": "down_proj",
     "w3": "up_proj",
 }
+# SGLang serves these out of fused weights, and finds no place for one without the others (`normalize_qkv_proj`).
+_TOGETHER = {"q_proj": ("v_proj",), "k_proj": ("q_proj", "v_proj"), "v_proj": ("q_proj",), "up_proj": ("gate_proj",)}
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -360,8 +362,19 @@ def check(
             "with target_modules among these.",
             "target_modules",
         )
+    if modules is not None and (lacking := alone(info.target_modules)):
+        raise Invalid("adapter_modules", f"The adapter {lacking}. Train with both.", "target_modules")
     if model_path is not None:
         _check_base(info, folder, model_path)
+
+
+def alone(modules: Sequence[str]) -> str | None:
+    """In words, a module that the engine cannot serve without another one that is not among them; None: all is well."""
+    for module, others in _TOGETHER.items():
+        missing = [other for other in others if other not in modules]
+        if module in modules and missing:
+            return f"changes {module} without {' and '.join(missing)}, and the engine serves them as one weight"
+    return None
 
 
 def _check_base(info: AdapterInfo, folder: Path, model_path: Path) -> None:

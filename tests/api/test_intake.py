@@ -74,7 +74,7 @@ def test_a_check_is_watched_and_cancelled_by_its_id(
     begun = time.monotonic()
     assert http.post("/api/operations/check-0001/cancel").status_code == 200
     sender.join(10)
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 5
     assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (409, "cancelled")
     assert http.get("/api/operations", params={"kind": "dataset"}).json()[0]["state"] == "cancelled"
     assert leaves_nothing(settings)
@@ -84,10 +84,10 @@ def test_a_caller_who_hangs_up_ends_the_check(http: httpx.Client, settings: Sett
     with pytest.raises(httpx.ReadTimeout):
         http.post(
             "/api/datasets", params={"name": "rivers"}, files={"file": ("a.jsonl", b"{}\n")},
-            timeout=httpx.Timeout(5, read=0.5),
+            timeout=httpx.Timeout(10, read=2),
         )  # fmt: skip
-    assert slow.is_set()
-    until(lambda: leaves_nothing(settings), 1.0, "the check to end")
+    assert slow.wait(10)
+    until(lambda: leaves_nothing(settings), 10.0, "the check to end")
 
 
 def test_aliases_are_promoted_rolled_back_and_deleted(http: httpx.Client, tmp_path: Path) -> None:

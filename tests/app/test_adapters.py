@@ -24,14 +24,16 @@ RANK = 4
 
 @pytest.fixture(scope="package")
 def adapter_files(bundled_model: Path) -> dict[str, bytes]:
-    """What peft writes for a q_proj adapter of the served model; its B is zero, so that it changes nothing."""
+    """What peft writes for an adapter of q_proj and v_proj of the served model; its B is zero: it changes nothing."""
     model = json.loads((bundled_model / "config.json").read_text())
     width = model["hidden_size"]
     tensors: dict[str, Any] = {}
+    outputs = {"q_proj": width, "v_proj": width // model["num_attention_heads"] * model["num_key_value_heads"]}
     for layer in range(model["num_hidden_layers"]):
-        at = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
-        tensors[f"{at}.lora_A.weight"] = np.full((RANK, width), 0.01, np.float32)
-        tensors[f"{at}.lora_B.weight"] = np.zeros((width, RANK), np.float32)
+        for module, output in outputs.items():
+            at = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            tensors[f"{at}.lora_A.weight"] = np.full((RANK, width), 0.01, np.float32)
+            tensors[f"{at}.lora_B.weight"] = np.zeros((output, RANK), np.float32)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -39,7 +41,7 @@ def adapter_files(bundled_model: Path) -> dict[str, bytes]:
         "r": RANK,
         "lora_alpha": 8,
         "lora_dropout": 0.0,
-        "target_modules": ["q_proj"],
+        "target_modules": list(outputs),
         "bias": "none",
     }
     return {"adapter_config.json": json.dumps(config).encode(), "adapter_model.safetensors": save(tensors)}

@@ -110,6 +110,7 @@ def test_what_cannot_be_run_is_refused_by_name_and_nothing_is_stored(
     [
         ({"lora": {"rank": 17}}, "lora.rank", "17.*16"),
         ({"lora": {"target_modules": ["q_proj", "w_pack"]}}, "lora.target_modules", "w_pack"),
+        ({"lora": {"target_modules": ["q_proj", "o_proj"]}}, "lora.target_modules", "q_proj without v_proj"),
         ({"adapter_name": "small"}, "adapter_name", "served model"),
     ],
 )

@@ -26,7 +26,7 @@ LIMIT = 1 << 20
 HIDDEN, QUERY, KEY_VALUE, INNER = 16, 16, 8, 24
 WIDTHS = {
     "self_attn.q_proj": (HIDDEN, QUERY),
-    "self_attn.k_proj": (HIDDEN, KEY_VALUE),
+    "self_attn.v_proj": (HIDDEN, KEY_VALUE),
     "mlp.gate_proj": (HIDDEN, INNER),
     "mlp.down_proj": (INNER, HIDDEN),
 }
@@ -49,7 +49,7 @@ def tensors(rank: int = 4, layers: int = 2, prefix: str = "base_model.model.mode
 def config(**changes: Any) -> dict[str, Any]:
     return {
         "peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "base_model_name_or_path": "acme/small",
-        "target_modules": ["q_proj", "k_proj", "gate_proj", "down_proj"], "task_type": "CAUSAL_LM",
+        "target_modules": ["q_proj", "v_proj", "gate_proj", "down_proj"], "task_type": "CAUSAL_LM",
     } | changes  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_folders_zips_and_tars_give_the_same_adapter(tmp_path: Path, packed: Cal
     source = packed(tmp_path, write(tmp_path / "source"))
     info = adapter.unpack(source, tmp_path / "stored" / "v1", max_bytes=LIMIT)
     assert (info.rank, info.alpha, info.use_rslora, info.base_model) == (4, 8.0, False, "acme/small")
-    assert info.target_modules == ("down_proj", "gate_proj", "k_proj", "q_proj")
+    assert info.target_modules == ("down_proj", "gate_proj", "q_proj", "v_proj")
     assert info.sha256 == adapter.unpack(tmp_path / "source", tmp_path / "again", max_bytes=LIMIT).sha256
     stored = load_file(tmp_path / "stored" / "v1" / "adapter_model.safetensors")
     assert all(np.array_equal(stored[key], value) for key, value in tensors().items())
@@ -127,7 +127,7 @@ def test_peft_computes_the_same_with_what_is_stored(tmp_path: Path) -> None:
     torch.manual_seed(0)
     base = LlamaForCausalLM(LlamaConfig(**MODEL))
     trained = get_peft_model(
-        base, LoraConfig(r=4, lora_alpha=6, use_rslora=True, target_modules=["q_proj", "down_proj"])
+        base, LoraConfig(r=4, lora_alpha=6, use_rslora=True, target_modules=["q_proj", "v_proj", "down_proj"])
     )
     for name, parameter in trained.named_parameters():
         if "lora_B" in name:
@@ -137,7 +137,8 @@ def test_peft_computes_the_same_with_what_is_stored(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = trained(ids).logits
     info = adapter.unpack(tmp_path / "source", tmp_path / "v1", max_bytes=LIMIT)
-    adapter.check(info, tmp_path / "v1", max_rank=4, modules=["q_proj", "down_proj"], model_path=model(tmp_path))
+    modules = ["q_proj", "v_proj", "down_proj"]
+    adapter.check(info, tmp_path / "v1", max_rank=4, modules=modules, model_path=model(tmp_path))
     loaded = PeftModel.from_pretrained(trained.unload(), str(tmp_path / "v1"))
     with torch.no_grad():
         assert torch.allclose(loaded(ids).logits, expected, atol=1e-6)
@@ -153,7 +154,7 @@ def test_rank_stabilised_scaling_goes_into_alpha(tmp_path: Path) -> None:
 
 
 def test_normalising_again_changes_nothing(tmp_path: Path) -> None:
-    folder = write(tmp_path / "a", use_rslora=True, target_modules=["wq", "wk", "w1", "w2"])
+    folder = write(tmp_path / "a", use_rslora=True, target_modules=["wq", "wv", "w1", "w2"])
     first = adapter.normalise(folder)
     again = adapter.normalise(folder)
     assert (again.sha256, again.alpha) == (first.sha256, first.alpha)
@@ -164,9 +165,9 @@ def test_normalising_again_changes_nothing(tmp_path: Path) -> None:
     [
         (("model.layers", "model.layers"), None),
         (("base_model.model.model.layers", "layers"), None),
-        (("mlp.", "feed_forward."), ["q_proj", "k_proj", "feed_forward.gate_proj", "feed_forward.down_proj"]),
-        (("self_attn.q_proj", "attention.wq"), ["attention.wq", "k_proj", "gate_proj", "down_proj"]),
-        (("mlp.gate_proj", "feed_forward.w1"), ["q_proj", "k_proj", "w1", "down_proj"]),
+        (("mlp.", "feed_forward."), ["q_proj", "v_proj", "feed_forward.gate_proj", "feed_forward.down_proj"]),
+        (("self_attn.q_proj", "attention.wq"), ["attention.wq", "v_proj", "gate_proj", "down_proj"]),
+        (("mlp.gate_proj", "feed_forward.w1"), ["q_proj", "v_proj", "w1", "down_proj"]),
         (("lora_A.weight", "lora_A.default.weight"), None),
         (("base_model.model.", ""), "all-linear"),
     ],
@@ -177,7 +178,7 @@ def test_other_spellings_become_the_standard_one(
     odd = {key.replace(*spelt): value for key, value in tensors().items()}
     folder = write(tmp_path / "a", odd, **({"target_modules": modules} if modules else {}))
     info = adapter.normalise(folder)
-    assert info.target_modules == ("down_proj", "gate_proj", "k_proj", "q_proj")
+    assert info.target_modules == ("down_proj", "gate_proj", "q_proj", "v_proj")
     stored = load_file(folder / "adapter_model.safetensors")
     assert stored.keys() == tensors().keys()
     assert all(np.array_equal(stored[key], value) for key, value in tensors().items())
@@ -370,16 +371,28 @@ def test_a_rank_above_the_limit_is_told_with_both(stored: tuple[adapter.AdapterI
         adapter.check(*stored, max_rank=2, modules=None, model_path=None)
 
 
+def test_a_module_that_is_served_as_one_with_another_needs_it() -> None:
+    assert adapter.alone(["q_proj", "v_proj", "gate_proj", "o_proj", "down_proj"]) is None
+    for modules, lacking in (
+        (["q_proj"], "q_proj without v_proj"),
+        (["k_proj", "q_proj"], "q_proj without v_proj"),
+        (["k_proj"], "k_proj without q_proj and v_proj"),
+        (["v_proj"], "v_proj without q_proj"),
+        (["down_proj", "up_proj"], "up_proj without gate_proj"),
+    ):
+        assert lacking in str(adapter.alone(modules))
+
+
 def test_modules_that_the_engine_does_not_serve_are_named(stored: tuple[adapter.AdapterInfo, Path]) -> None:
-    with pytest.raises(Invalid, match="changes down_proj, gate_proj; the engine serves LoRA on q_proj, k_proj"):
-        adapter.check(*stored, max_rank=None, modules=["q_proj", "k_proj"], model_path=None)
+    with pytest.raises(Invalid, match="changes down_proj, gate_proj; the engine serves LoRA on q_proj, v_proj"):
+        adapter.check(*stored, max_rank=None, modules=["q_proj", "v_proj"], model_path=None)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"hidden_size": 32, "head_dim": 4}, "mlp.down_proj has 16 outputs, the model 32"),
-        ({"num_key_value_heads": 4}, "self_attn.k_proj has 8 outputs, the model 16"),
+        ({"num_key_value_heads": 4}, "self_attn.v_proj has 8 outputs, the model 16"),
         ({"intermediate_size": 48}, "mlp.down_proj has 24 inputs, the model 48"),
         ({"num_hidden_layers": 1}, "is in layer 1, the model has 1"),
     ],
