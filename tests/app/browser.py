@@ -15,7 +15,7 @@ from tests.machine import ROOT, chromium
 
 WIDE = {"width": 1440, "height": 900}
 NARROW = {"width": 390, "height": 844}
-_PATIENCE_MS = 20_000
+_PATIENCE_MS = 60_000
 _MAIN = "[data-testid=stMain], [data-testid=stAppScrollToBottomContainer]"
 
 NewPage = Callable[..., Page]
