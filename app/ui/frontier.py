@@ -17,8 +17,10 @@ def at(points: Sequence[FrontierPoint], target_ms: float) -> FrontierPoint:
         return points[min(index, len(points) - 1)].model_copy(update={"target_ms": target_ms})
     low, high = points[index - 1], points[index]
     share = (target_ms - low.target_ms) / (high.target_ms - low.target_ms)
+    names = ("finetune_tokens_s", "exclusive_share", "itl_p50_ms", "itl_p99_ms", "attainment")
+    ends = {name: (getattr(low, name), getattr(high, name)) for name in names}
     between = {
-        name: getattr(low, name) + share * (getattr(high, name) - getattr(low, name))
-        for name in ("finetune_tokens_s", "exclusive_share", "itl_p50_ms", "itl_p99_ms", "attainment")
+        name: None if from_ is None or to is None else from_ + share * (to - from_)
+        for name, (from_, to) in ends.items()
     }
     return FrontierPoint(target_ms=target_ms, layout=(low if share < 0.5 else high).layout, **between)

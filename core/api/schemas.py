@@ -533,13 +533,13 @@ class TelemetryPoint(BaseModel):
 
 
 class FrontierPoint(BaseModel):
-    """What a target costs and gives. layout: the one that most steps ran in."""
+    """What a target costs and gives. ITL: None where nothing decodes; layout: the one that most steps ran in."""
 
     target_ms: float
     finetune_tokens_s: float
     exclusive_share: float
-    itl_p50_ms: float
-    itl_p99_ms: float
+    itl_p50_ms: float | None
+    itl_p99_ms: float | None
     attainment: float
     layout: str
 

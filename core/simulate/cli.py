@@ -105,7 +105,7 @@ def whatif(
     def add(point: Operating, mark: str = "") -> None:
         grid.add_row(
             f"{mark}{point.target_ms:g}", f"{point.finetune_tokens_s:,.0f}", f"{100 * point.exclusive_share:.1f} %",
-            f"{point.itl_p50_ms:.2f}", f"{point.itl_p99_ms:.2f}", f"{100 * point.attainment:.2f} %", point.layout,
+            _ms(point.itl_p50_ms), _ms(point.itl_p99_ms), f"{100 * point.attainment:.2f} %", point.layout,
         )  # fmt: skip
 
     for point in found.points:
@@ -116,6 +116,10 @@ def whatif(
     _out.print(grid)
     for note in found.notes:
         _out.print(f"note: {note}")
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def targets_of(text: str) -> list[float]:

@@ -75,13 +75,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Operating:
-    """A point of the frontier: what a target costs and gives. layout: the one that most steps ran in."""
+    """A point of the frontier: what a target costs and gives. ITL: None where nothing decodes; layout: the one that
+    most steps ran in."""
 
     target_ms: float
     finetune_tokens_s: float
     exclusive_share: float
-    itl_p50_ms: float
-    itl_p99_ms: float
+    itl_p50_ms: float | None
+    itl_p99_ms: float | None
     attainment: float
     layout: str
 
@@ -303,7 +304,8 @@ def _operate(
     tokens = sum(steps.batch)
     held = sum(size for gap, size in zip(steps.gap_ms, steps.batch, strict=True) if gap <= target_ms)
     return Operating(
-        target_ms, found.finetune_tokens_s, found.exclusive_share, found.itl_p50_ms, found.itl_p99_ms,
+        target_ms, found.finetune_tokens_s, found.exclusive_share,
+        found.itl_p50_ms if tokens else None, found.itl_p99_ms if tokens else None,
         held / tokens if tokens else 1.0,
         str(max(set(steps.layout), key=steps.layout.count)) if steps.layout else str(WHOLE),
     )  # fmt: skip

@@ -43,7 +43,7 @@ def test_a_file_becomes_a_data_set_with_report_rows_and_packed_batch(page: Page,
     page.get_by_role("tab", name="Rows").click()
     expect(page.get_by_text("Aye, 3 and 3 be 6.")).to_be_visible()
     page.get_by_text("As the model sees them").click()
-    assert "Aye" in "".join(page.locator("[data-rendered] span.on").all_inner_texts())
+    expect(page.locator("[data-rendered] span.on", has_text="Aye").first).to_be_visible()
     page.get_by_role("tab", name="Packed batch").click()
     packed = page.locator("[data-packed]")
     expect(packed).to_contain_text("assistant")

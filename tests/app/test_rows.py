@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from app.ui.rows import row_html, token_html
-from core.api.schemas import DatasetRow, Message, PackedToken
+from core.api.schemas import DatasetMessage, DatasetRow, PackedToken
 
 PALETTE = ("#111111", "#222222")
 
 
 def test_markup_in_a_row_is_text() -> None:
-    row = DatasetRow(index=3, messages=[Message(role="user", content="<script>alert(1)</script> & co")])
+    row = DatasetRow(index=3, messages=[DatasetMessage(role="user", content="<script>alert(1)</script> & co")])
     assert "<script>" not in row_html(row)
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; co" in row_html(row)
 

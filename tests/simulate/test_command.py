@@ -107,6 +107,7 @@ def test_a_looser_target_never_gives_much_less() -> None:
 def test_with_nothing_to_decode_all_of_the_device_is_left() -> None:
     frontier = whatif(Load(0, 0), "h200", (10.0,), policy_name="tasklet_slices")
     assert frontier.points[0].exclusive_share == pytest.approx(1.0, abs=0.02)
+    assert frontier.points[0].itl_p50_ms is frontier.points[0].itl_p99_ms is None
 
 
 def test_targets_under_the_solo_step_are_told() -> None:

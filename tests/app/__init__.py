@@ -1,0 +1,1 @@
+"""A package, so that its fixtures end with it: a browser keeps a loop running, which later tests cannot have."""
