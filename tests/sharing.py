@@ -1,5 +1,6 @@
 """How two processes share the tests: a file's are one process's, with what the file has set up; and so are those of all
-files that need an engine, which is thus started once. They take longest and come first."""
+files that need an engine or a browser, which are thus started once and never compete. They take longest and come first,
+the browser's last among them, when the other process is through and the machine is theirs."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from tests.machine import ROOT
 
 
 @cache
-def has_engine(file: str) -> bool:
-    """Some test of that file, a path under the repository, has the marker `engine`."""
-    return "pytest.mark.engine" in (ROOT / file).read_text()
+def place(file: str) -> int:
+    """0: some test of that file, a path under the repository, has the marker `engine`; 1: `browser`; 2: neither."""
+    text = (ROOT / file).read_text()
+    return next((at for at, name in enumerate(("engine", "browser")) if f"pytest.mark.{name}" in text), 2)
 
 
 class ByFile(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file, _, _ = nodeid.partition("::")
-        return "engine" if has_engine(file) else file
+        return file if place(file) == 2 else "engine and browser"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
@@ -29,4 +31,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not has_engine(str(Path(item.path).relative_to(ROOT))))
+    items.sort(key=lambda item: place(str(Path(item.path).relative_to(ROOT))))

@@ -1,0 +1,1 @@
+"""The tests, a package only so that the browser's can be one."""
