@@ -164,7 +164,7 @@ def test_a_crashed_part_is_restarted_after_growing_pauses(start: Start, tmp_path
         assert f"starts again in {pause_s:.0f} s" in message
         assert not lives(child), "what a crashed part left behind is ended before it starts again"
         until(group.ready)
-        assert pause_s <= group.starts("engine")[-1] - killed_at < pause_s + 2
+        assert pause_s <= group.starts("engine")[-1] - killed_at < pause_s + 15
         assert group.parts()["engine"]["restarts"] == crashes
     assert len(group.starts("api")) == 1, "the other parts are left alone"
 

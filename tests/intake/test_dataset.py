@@ -405,6 +405,7 @@ def test_tools_are_kept_as_openai_writes_them_and_the_template_that_lacks_them_r
     assert row.messages[1].tool_calls == [{"type": "function", "function": arguments}]
     assert row.tools is not None
     assert row.tools[0]["function"]["name"] == "tide"
+    inbox.stored.unlink()
     error = inbox.refused(odd + jsonl(json.loads(odd)), tokenizer=tok)
     assert (error.code, error.report.rows_read if error.report else None) == ("tools", 2)
     assert "line 1: The chat template of model" in error.message

@@ -78,7 +78,8 @@ def test_the_plan_is_decode_alone_when_finetuning_may_not_run(name: str, now: St
     now = {
         "memory": replace(now, free_pages=-1),
         "prefill": replace(now, prefill_waiting=100),
-        "stale": now,
+        # Where nothing decodes, no bound is asked for.
+        "stale": replace(now, batch=8, padded=8, slack_ms=(20.0,), target_ms=(20.0,)),
         "no job": replace(now, jobs=()),
     }[why]
     device = Clockwork(stale="bounds were missed" if why == "stale" else "")
