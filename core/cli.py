@@ -19,14 +19,12 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from core import cli_examples
@@ -35,9 +33,9 @@ from core.cli_intake import mount as mount_intake
 from core.cli_jobs import mount as mount_jobs
 from core.cli_jobs import show_estimate
 from core.cli_profile import group as profile_group
+from core.cli_shared import AsJson, JobId, Named, connected, pair, settings
 from core.cli_tenants import mount as mount_tenants
-from core.config import Settings
-from core.errors import HarliError, Invalid, NotFound
+from core.errors import HarliError, NotFound
 from core.simulate import cli as simulator
 
 if TYPE_CHECKING:
@@ -82,34 +80,7 @@ mount_tenants(app)
 mount_jobs(app, jobs)
 mount_intake(datasets, adapters)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many, newest first.")]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
-Named = Annotated[str, typer.Argument(metavar="NAME")]
-
-
-def settings() -> Settings:
-    """The settings; Invalid names the variable or the file at fault."""
-    try:
-        return Settings()
-    except tomllib.TOMLDecodeError as error:
-        raise Invalid("settings", f"harli.toml cannot be read: {error}", "harli.toml") from error
-    except ValidationError as error:
-        faults = [
-            f"HARLI_{'__'.join(str(part) for part in fault['loc']).upper()} (or harli.toml): {fault['msg']}"
-            f", got {fault['input']!r}"
-            for fault in error.errors(include_url=False)
-        ]
-        raise Invalid("settings", "; ".join(faults)) from error
-
-
-@contextmanager
-def connected() -> Iterator[Client]:
-    """A client of the running API. Raises Unavailable when there is none."""
-    from core.client import connect
-
-    with connect(settings().api_url) as client:
-        yield client
 
 
 # ---- this machine ----------------------------------------------------------------------------------------------------
@@ -364,10 +335,7 @@ def jobs_list(
         raise typer.BadParameter(f"{state!r} is none of {', '.join(get_args(JobState))}", param_hint="--state")
     with connected() as client:
         items = client.jobs(state=state, limit=limit).items  # type: ignore[arg-type]
-    if json:
-        printing.as_json(items)
-    else:
-        printing.table(items, printing.JOB_COLUMNS, "No jobs; submit one with `harli submit`.")
+    printing.listing(items, printing.JOB_COLUMNS, "No jobs; submit one with `harli submit`.", json)
 
 
 def _show_job(job: schemas.Job, json: bool) -> None:
@@ -509,10 +477,7 @@ def notices(
 
     with connected() as client:
         items = client.notices(code or (), limit=limit).items
-    if json:
-        printing.as_json(items)
-    else:
-        printing.table(items, printing.NOTICE_COLUMNS, "No notices.")
+    printing.listing(items, printing.NOTICE_COLUMNS, "No notices.", json)
 
 
 # ---- data sets -------------------------------------------------------------------------------------------------------
@@ -532,10 +497,7 @@ def datasets_list(limit: Limit = 50, json: AsJson = False) -> None:
 
     with connected() as client:
         items = client.datasets(limit=limit).items
-    if json:
-        printing.as_json(items)
-    else:
-        printing.table(items, printing.DATASET_COLUMNS, "No data sets; send one with `harli datasets upload`.")
+    printing.listing(items, printing.DATASET_COLUMNS, "No data sets; send one with `harli datasets upload`.", json)
 
 
 @datasets.command("upload")
@@ -553,13 +515,6 @@ def datasets_upload(
             file, name, columns=columns or None, new_version=new_version, on_progress=progress
         )
     _show_dataset(found, json)
-
-
-def pair(text: str) -> tuple[str, str]:
-    role, equals, column = text.partition("=")
-    if not equals:
-        raise typer.BadParameter(f"{text!r} is not ROLE=COLUMN, as in prompt=question")
-    return role, column
 
 
 @contextmanager
@@ -626,10 +581,7 @@ def adapters_list(limit: Limit = 50, json: AsJson = False) -> None:
 
     with connected() as client:
         items = client.adapters(limit=limit).items
-    if json:
-        printing.as_json(items)
-    else:
-        printing.table(items, printing.ADAPTER_COLUMNS, "No adapters; train one with `harli submit`.")
+    printing.listing(items, printing.ADAPTER_COLUMNS, "No adapters; train one with `harli submit`.", json)
 
 
 @adapters.command("upload")

@@ -6,8 +6,9 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from core.cli_shared import AsJson, connected
+
 alerts = typer.Typer(invoke_without_command=True)
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @alerts.callback()
@@ -25,29 +26,21 @@ def alerts_list(
 ) -> None:
     """List alerts, newest first."""
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         items = client.alerts(limit=limit).items
     shown = [alert for alert in items if all_ or alert.state != "resolved"]
-    if json:
-        printing.as_json(shown)
-    else:
-        printing.table(shown, printing.ALERT_COLUMNS, "No alerts.")
+    printing.listing(shown, printing.ALERT_COLUMNS, "No alerts.", json)
 
 
 @alerts.command("rules")
 def alerts_rules(json: AsJson = False) -> None:
     """List the rules."""
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         found = list(client.alert_rules())
-    if json:
-        printing.as_json(found)
-    else:
-        printing.table(found, printing.ALERT_RULE_COLUMNS, "No rules; make one with `harli alerts set`.")
+    printing.listing(found, printing.ALERT_RULE_COLUMNS, "No rules; make one with `harli alerts set`.", json)
 
 
 @alerts.command("set")
@@ -65,7 +58,6 @@ def alerts_set(
     """Make a rule or replace it, e.g. `harli alerts set slow itl_p99_ms above 80 --for 120`."""
     from core import printing
     from core.api.schemas import AlertMetric
-    from core.cli import connected
 
     if metric not in get_args(AlertMetric):
         raise typer.BadParameter(f"{metric!r} is none of {', '.join(get_args(AlertMetric))}", param_hint="FIGURE")
@@ -82,7 +74,6 @@ def alerts_set(
 @alerts.command("delete")
 def alerts_delete(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     """Delete a rule."""
-    from core.cli import connected
 
     with connected() as client:
         client.delete_alert_rule(name)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from core.cli_shared import AsJson, Named, connected, pair
+
 if TYPE_CHECKING:
     from core.api import schemas
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Named = Annotated[str, typer.Argument(metavar="NAME")]
 Alias = Annotated[str, typer.Argument(metavar="ALIAS", help="Such as prod: served as NAME@prod.")]
 Version = Annotated[int | None, typer.Option("--version", min=1, help="A version; else the newest.")]
 
@@ -38,7 +38,6 @@ def preview(
 ) -> None:
     """Show how a file would be read, and send none of it to be stored. Exit status 1 when it would not be."""
     from core import printing
-    from core.cli import connected, pair
 
     with connected() as client:
         found = client.preview_dataset(file, columns=dict(pair(text) for text in column or []))
@@ -68,7 +67,6 @@ def rows(
 ) -> None:
     """Show rows of a data set."""
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         if rendered:
@@ -115,7 +113,6 @@ def _show(adapter: schemas.Adapter, json: bool) -> None:
 
 def show(name: Named, json: AsJson = False) -> None:
     """Show an adapter: its versions, where they come from, its aliases."""
-    from core.cli import connected
 
     with connected() as client:
         _show(client.adapter(name), json)
@@ -123,7 +120,6 @@ def show(name: Named, json: AsJson = False) -> None:
 
 def promote(name: Named, alias: Alias, version: Version = None, json: AsJson = False) -> None:
     """Let NAME@ALIAS stand for a version; the engine serves it under that name."""
-    from core.cli import connected
 
     with connected() as client:
         _show(client.promote_adapter(name, alias, version), json)
@@ -131,7 +127,6 @@ def promote(name: Named, alias: Alias, version: Version = None, json: AsJson = F
 
 def rollback(name: Named, alias: Alias, json: AsJson = False) -> None:
     """Let NAME@ALIAS stand for the version that it was before."""
-    from core.cli import connected
 
     with connected() as client:
         _show(client.roll_back_adapter(name, alias), json)
@@ -139,7 +134,6 @@ def rollback(name: Named, alias: Alias, json: AsJson = False) -> None:
 
 def unalias(name: Named, alias: Alias) -> None:
     """Take NAME@ALIAS away; the version stays."""
-    from core.cli import connected
 
     with connected() as client:
         client.delete_alias(name, alias)
@@ -152,7 +146,6 @@ def merge(
     json: AsJson = False,
 ) -> None:
     """Add adapters up to a new one."""
-    from core.cli import connected
 
     weights = dict(_weighted(part) for part in parts)
     with connected() as client:
@@ -176,7 +169,6 @@ def export(
     from rich.progress import Progress
 
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         begun = client.export_merged(name, version)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from core.cli_shared import AsJson, JobId, connected
+
 if TYPE_CHECKING:
     from core.api import job_schemas, schemas
     from core.printing import Column
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 Place = Literal["up", "down", "top", "bottom"]
 
 schedules = typer.Typer(invoke_without_command=True)
@@ -74,7 +74,6 @@ def clone(
 ) -> None:
     """Submit a job once more, with some fields changed."""
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         made = client.clone_job(job, **_changes(changes or []))
@@ -107,7 +106,6 @@ def move(
 ) -> None:
     """Change a waiting job's place in the queue."""
     from core import printing
-    from core.cli import connected
 
     if to not in get_args(Place):
         raise typer.BadParameter(f"{to!r} is none of {', '.join(get_args(Place))}", param_hint="TO")
@@ -122,13 +120,9 @@ def move(
 def queue(json: AsJson = False) -> None:
     """Show the job that runs, then the waiting ones as they will be handed out."""
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         found = client.job_queue()
-    if json:
-        printing.as_json(found)
-        return
     columns: Sequence[Column[schemas.Job]] = (
         ("ID", lambda job: job.id),
         ("NAME", lambda job: job.name),
@@ -136,13 +130,12 @@ def queue(json: AsJson = False) -> None:
         ("PRIORITY", lambda job: job.priority),
         ("WAITS BECAUSE", lambda job: job.waiting_reason),
     )
-    printing.table(found, columns, "No job runs or waits.")
+    printing.listing(found, columns, "No job runs or waits.", json)
 
 
 def why(job: JobId, json: AsJson = False) -> None:
     """Say why a job waits or is slow, and when it will be through."""
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         outlook = client.job_outlook(job)
@@ -166,7 +159,6 @@ def samples(job: JobId, json: AsJson = False) -> None:
     from rich.markup import escape
 
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         found = client.job_samples(job)
@@ -183,7 +175,6 @@ def samples(job: JobId, json: AsJson = False) -> None:
 def delete(job: JobId) -> None:
     """Forget a job that has ended; its adapter stays."""
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         client.delete_job(job)
@@ -195,7 +186,6 @@ def compare(
 ) -> None:
     """Show jobs side by side: what they were asked with differently, and what came of it."""
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         found = client.compare_jobs(jobs)
@@ -225,7 +215,6 @@ def quota(
 ) -> None:
     """Show a tenant's limits and what it uses of them; with options, set them."""
     from core import printing
-    from core.cli import connected
 
     given = {"finetune_tokens_day": tokens_a_day, "running_jobs": running, "waiting_jobs": waiting}
     with connected() as client:
@@ -260,13 +249,9 @@ def schedules_group(ctx: typer.Context, json: AsJson = False) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         found = client.schedules().items
-    if json:
-        printing.as_json(found)
-        return
     columns: Sequence[Column[job_schemas.Schedule]] = (
         ("ID", lambda schedule: schedule.id),
         ("NAME", lambda schedule: schedule.name),
@@ -274,7 +259,7 @@ def schedules_group(ctx: typer.Context, json: AsJson = False) -> None:
         ("NEXT", lambda schedule: f"{schedule.next_run_at:%Y-%m-%d %H:%M} UTC" if schedule.next_run_at else "off"),
         ("LAST", lambda schedule: schedule.last_message),
     )
-    printing.table(found, columns, "No schedules; make one with `harli schedules create`.")
+    printing.listing(found, columns, "No schedules; make one with `harli schedules create`.", json)
 
 
 @schedules.command("create")
@@ -293,7 +278,6 @@ def schedules_create(
 ) -> None:
     """Submit a job again and again."""
     from core import printing
-    from core.cli import connected
 
     job = {"dataset": dataset, "adapter_name": adapter, **_changes(changes or [])}
     with connected() as client:
@@ -313,7 +297,6 @@ Schedule = Annotated[str, typer.Argument(metavar="SCHEDULE", help="The schedule'
 def schedules_run(schedule: Schedule) -> None:
     """Make a run's job now."""
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         printing.say(f"{client.run_schedule(schedule).last_message}.")
@@ -322,7 +305,6 @@ def schedules_run(schedule: Schedule) -> None:
 @schedules.command("on")
 def schedules_on(schedule: Schedule) -> None:
     """Let it run."""
-    from core.cli import connected
 
     with connected() as client:
         client.update_schedule(schedule, enabled=True)
@@ -331,7 +313,6 @@ def schedules_on(schedule: Schedule) -> None:
 @schedules.command("off")
 def schedules_off(schedule: Schedule) -> None:
     """Let it rest."""
-    from core.cli import connected
 
     with connected() as client:
         client.update_schedule(schedule, enabled=False)
@@ -340,7 +321,6 @@ def schedules_off(schedule: Schedule) -> None:
 @schedules.command("delete")
 def schedules_delete(schedule: Schedule) -> None:
     """Take it away; its jobs stay."""
-    from core.cli import connected
 
     with connected() as client:
         client.delete_schedule(schedule)
@@ -357,13 +337,9 @@ def webhooks_group(ctx: typer.Context, json: AsJson = False) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         found = client.webhooks().items
-    if json:
-        printing.as_json(found)
-        return
     columns: Sequence[Column[job_schemas.Webhook]] = (
         ("ID", lambda webhook: webhook.id),
         ("URL", lambda webhook: webhook.url),
@@ -371,7 +347,7 @@ def webhooks_group(ctx: typer.Context, json: AsJson = False) -> None:
         ("JOB", lambda webhook: webhook.job_id),
         ("ON", lambda webhook: "yes" if webhook.enabled else "no"),
     )
-    printing.table(found, columns, "No webhooks; make one with `harli webhooks create URL`.")
+    printing.listing(found, columns, "No webhooks; make one with `harli webhooks create URL`.", json)
 
 
 @webhooks.command("create")
@@ -385,7 +361,6 @@ def webhooks_create(
 ) -> None:
     """Have events sent to an address."""
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         made = client.create_webhook(url, event or (), job)
@@ -399,7 +374,6 @@ def webhooks_create(
 @webhooks.command("test")
 def webhooks_test(webhook: Webhook) -> None:
     """Send it a test event."""
-    from core.cli import connected
 
     with connected() as client:
         client.test_webhook(webhook)
@@ -409,13 +383,9 @@ def webhooks_test(webhook: Webhook) -> None:
 def webhooks_deliveries(webhook: Webhook, json: AsJson = False) -> None:
     """Show what was sent to it, and how that went."""
     from core import printing
-    from core.cli import connected
 
     with connected() as client:
         found = client.webhook_deliveries(webhook).items
-    if json:
-        printing.as_json(found)
-        return
     columns: Sequence[Column[job_schemas.Delivery]] = (
         ("ID", lambda delivery: delivery.id),
         ("WHEN", lambda delivery: delivery.created_at),
@@ -425,13 +395,12 @@ def webhooks_deliveries(webhook: Webhook, json: AsJson = False) -> None:
         ("ANSWER", lambda delivery: delivery.response_status),
         ("ERROR", lambda delivery: delivery.error),
     )
-    printing.table(found, columns, "Nothing was sent yet.")
+    printing.listing(found, columns, "Nothing was sent yet.", json)
 
 
 @webhooks.command("delete")
 def webhooks_delete(webhook: Webhook) -> None:
     """Take it away."""
-    from core.cli import connected
 
     with connected() as client:
         client.delete_webhook(webhook)

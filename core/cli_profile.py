@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
+from core.cli_shared import AsJson, settings
 from core.predictor.profile import Profile, read_profile
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 group = typer.Typer(invoke_without_command=True)
 
@@ -71,7 +70,6 @@ def _facts(profile: Profile) -> list[tuple[str, object]]:
 
 
 def _folder() -> Path:
-    from core.cli import settings
     from core.runtime.profiles import PROFILES
 
     return settings().data_dir / PROFILES

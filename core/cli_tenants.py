@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from core.cli_shared import AsJson, connected
 from core.errors import NotFound
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ token = typer.Typer(no_args_is_help=True, help="API tokens: what programs and pe
 tenants = typer.Typer(invoke_without_command=True, help="Those who share the platform; without a command, list them.")
 users = typer.Typer(invoke_without_command=True, help="The users of a tenant; without a command, list them.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Tenant = Annotated[str | None, typer.Option(help="Its tenant; else your own.")]
 OfTenant = Annotated[str | None, typer.Option("--tenant", help="Only of this tenant.")]
 UserName = Annotated[str, typer.Argument(metavar="USER", help="The user's name or id.")]
@@ -30,12 +30,6 @@ def mount(app: typer.Typer) -> None:
         app.add_typer(group, name=name)
     app.command()(audit)
     app.command()(whoami)
-
-
-def _connected() -> Any:
-    from core.cli import connected
-
-    return connected()
 
 
 def _print(value: Any, facts: Sequence[str], json: bool) -> None:
@@ -50,11 +44,8 @@ def _print(value: Any, facts: Sequence[str], json: bool) -> None:
 def _table(items: Sequence[Any], columns: dict[str, str], empty: str, json: bool) -> None:
     from core import printing
 
-    if json:
-        printing.as_json(items)
-    else:
-        shown = [(title, partial(_shown, name)) for title, name in columns.items()]
-        printing.table(items, shown, empty)
+    shown = [(title, partial(_shown, name)) for title, name in columns.items()]
+    printing.listing(items, shown, empty, json)
 
 
 def _shown(name: str, row: Any) -> object:
@@ -76,7 +67,7 @@ def _user(client: Client, named: str, tenant: str | None) -> schemas.User:
 
 def whoami(json: AsJson = False) -> None:
     """Say whom the token stands for, and what it may change."""
-    with _connected() as client:
+    with connected() as client:
         me = client.me()
     _print(me, ("user", "tenant", "role", "scopes", "token_id"), json)
 
@@ -106,7 +97,7 @@ def token_create(
     known = get_args(Scope)
     if wrong := [one for one in scope or [] if one not in known]:
         raise typer.BadParameter(f"{wrong[0]!r} is none of {', '.join(known)}", param_hint="--scope")
-    with _connected() as client:
+    with connected() as client:
         owner = _user(client, user, tenant).id if user is not None else None
         scopes = [] if read_only else scope
         made = client.create_token(name, owner, scopes=scopes, expires_in_days=days)
@@ -120,7 +111,7 @@ def token_create(
 @token.command("list")
 def token_list(tenant: OfTenant = None, json: AsJson = False) -> None:
     """List tokens, newest first, the revoked ones too."""
-    with _connected() as client:
+    with connected() as client:
         _table(client.tokens(tenant), _TOKENS, "No tokens.", json)
 
 
@@ -130,7 +121,7 @@ def token_revoke(
     json: AsJson = False,
 ) -> None:
     """Have a token refused from now on."""
-    with _connected() as client:
+    with connected() as client:
         _print(client.revoke_token(token_id), ("id", "name", "user", "revoked_at"), json)
 
 
@@ -146,7 +137,7 @@ def tenants_group(ctx: typer.Context) -> None:
 @tenants.command("list")
 def tenants_list(json: AsJson = False) -> None:
     """List tenants by name."""
-    with _connected() as client:
+    with connected() as client:
         _table(
             client.tenants(), {"NAME": "name", "SUSPENDED": "suspended", "CREATED": "created_at"}, "No tenants.", json
         )
@@ -155,21 +146,21 @@ def tenants_list(json: AsJson = False) -> None:
 @tenants.command("create")
 def tenants_create(name: Annotated[str, typer.Argument()], json: AsJson = False) -> None:
     """Make a tenant; then give it users (`harli users create`)."""
-    with _connected() as client:
+    with connected() as client:
         _print(client.create_tenant(name), ("name", "created_at"), json)
 
 
 @tenants.command("suspend")
 def tenants_suspend(name: Annotated[str, typer.Argument()], json: AsJson = False) -> None:
     """Have a tenant's tokens refused; what it has stays."""
-    with _connected() as client:
+    with connected() as client:
         _print(client.suspend_tenant(name), ("name", "suspended"), json)
 
 
 @tenants.command("restore")
 def tenants_restore(name: Annotated[str, typer.Argument()], json: AsJson = False) -> None:
     """Take a suspended tenant's tokens again."""
-    with _connected() as client:
+    with connected() as client:
         _print(client.suspend_tenant(name, False), ("name", "suspended"), json)
 
 
@@ -190,7 +181,7 @@ def users_list(tenant: OfTenant = None, json: AsJson = False) -> None:
     columns = {
         "NAME": "name", "TENANT": "tenant", "ROLE": "role", "DISABLED": "disabled", "CREATED": "created_at", "ID": "id"
     }  # fmt: skip
-    with _connected() as client:
+    with connected() as client:
         _table(client.users(tenant), columns, "No users.", json)
 
 
@@ -211,7 +202,7 @@ def users_create(
 ) -> None:
     """Make a user; then make a token for it (`harli token create NAME --user USER`)."""
     wanted = _role(role)
-    with _connected() as client:
+    with connected() as client:
         _print(client.create_user(name, wanted, tenant), _USER, json)
 
 
@@ -224,21 +215,21 @@ def users_set_role(
 ) -> None:
     """Change what a user may do; in force for the user's tokens at once."""
     wanted = _role(role)
-    with _connected() as client:
+    with connected() as client:
         _print(client.update_user(_user(client, user, tenant).id, role=wanted), _USER, json)
 
 
 @users.command("disable")
 def users_disable(user: UserName, tenant: Tenant = None, json: AsJson = False) -> None:
     """Have all of a user's tokens refused."""
-    with _connected() as client:
+    with connected() as client:
         _print(client.update_user(_user(client, user, tenant).id, disabled=True), _USER, json)
 
 
 @users.command("enable")
 def users_enable(user: UserName, tenant: Tenant = None, json: AsJson = False) -> None:
     """Take a disabled user's tokens again."""
-    with _connected() as client:
+    with connected() as client:
         _print(client.update_user(_user(client, user, tenant).id, disabled=False), _USER, json)
 
 
@@ -258,6 +249,6 @@ def audit(
         "TIME": "time", "USER": "user", "TENANT": "tenant", "FROM": "address", "ACTION": "action", "OBJECT": "ref",
         "OUTCOME": "outcome", "CODE": "code",
     }  # fmt: skip
-    with _connected() as client:
+    with connected() as client:
         page = client.audit(limit, user=user, tenant=tenant, outcome=outcome, text=text)
     _table(page.items, columns, "Nothing has been changed.", json)

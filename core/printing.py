@@ -17,6 +17,7 @@ from core.api import schemas
 from core.target_text import window_text
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 Column = tuple[str, Callable[[T], object]]
 
 # What goes into a pipe or a file is not folded to the width of a terminal that is not there.
@@ -46,6 +47,14 @@ def table(rows: Sequence[T], columns: Sequence[Column[T]], empty: str) -> None:
     for row in rows:
         grid.add_row(*(_cell(value(row)) for _, value in columns))
     out.print(grid)
+
+
+def listing(rows: Sequence[M], columns: Sequence[Column[M]], empty: str, json: bool) -> None:
+    """The rows for programs, or as a table."""
+    if json:
+        as_json(rows)
+    else:
+        table(rows, columns, empty)
 
 
 def facts(pairs: Sequence[tuple[str, object]]) -> None:
