@@ -109,11 +109,12 @@ class Broker:
         *,
         running: int,
         queued: int,
-        step_ms: float,
+        step_ms: Callable[[], float | None],
         restart: Callable[[], None],
         stand_back: Callable[[], None],
     ) -> None:
-        """Decide, if it is time; `queued`: prompt tokens that wait. Called between two steps."""
+        """Decide, if it is time; `queued`: prompt tokens that wait; `step_ms`: a step's ms, where they are known, asked
+        for only then. Called between two steps."""
         now = self._clock()
         if now - self._looked_at < _EVERY_S:
             return
@@ -121,7 +122,7 @@ class Broker:
         if self._share is not None and self._share.closed:
             self._share = None
         decision, self._ledger = decide(
-            self._kv_view(running, queued, step_ms),
+            self._kv_view(running, queued, step_ms()),
             self._finetune_view(),
             self._spare(),
             self._marks,
@@ -154,9 +155,9 @@ class Broker:
 
     # ---- views -------------------------------------------------------------------------------------------------------
 
-    def _kv_view(self, running: int, queued: int, step_ms: float) -> KvView:
+    def _kv_view(self, running: int, queued: int, step_ms: float | None) -> KvView:
         kv, marks = self._kv, self._marks
-        steps = marks.horizon_s * 1e3 / step_ms if step_ms > 0 else 0.0
+        steps = marks.horizon_s * 1e3 / step_ms if step_ms else 0.0
         return KvView(
             rows=kv.rows_of(kv.goal),
             most=kv.rows_of(kv.most),

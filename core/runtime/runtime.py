@@ -329,14 +329,19 @@ class Runtime:
     def _share_memory(self, broker: Broker) -> None:
         """Let the broker see to it that the KV cache has what it needs."""
         load, job = self._load, self._job
-        step_ms = self._predictor.decode_ms(WHOLE, max(len(load.running), 1), load.kv_tokens)
         broker.look(
             running=len(load.running),
             queued=load.prefill_waiting,
-            step_ms=step_ms if isfinite(step_ms) else 0.0,
+            step_ms=self._predicted_ms,
             restart=job.start_again if job is not None else _nothing,
             stand_back=job.stand_back if job is not None else _nothing,
         )
+
+    def _predicted_ms(self) -> float | None:
+        """A step of the present load by itself; None where nothing is known of it."""
+        load = self._load
+        predicted = self._predictor.decode_ms(WHOLE, max(len(load.running), 1), load.kv_tokens)
+        return predicted if isfinite(predicted) else None
 
     def _plan(self, now: float) -> StepPlan:
         """The policy's plan for the time until the next decode step's result."""
@@ -510,7 +515,6 @@ class Runtime:
 
     def _report(self, now: float) -> None:
         load = self._load
-        predicted = self._predictor.decode_ms(WHOLE, max(len(load.running), 1), load.kv_tokens)
         plan = self._interval.last_plan
         pauses, held_s = self._guard.take(now)
         self._link.send(
@@ -524,7 +528,7 @@ class Runtime:
                 waiting=load.waiting,
                 kv_used=load.kv_used,
                 kv_total=load.kv_total,
-                predicted_step_ms=predicted if isfinite(predicted) else None,
+                predicted_step_ms=self._predicted_ms(),
                 targets_version=self._targets_version,
                 paused_reason=plan.reason if plan.pause else None,
                 guard_pauses=pauses,

@@ -78,7 +78,7 @@ class Bench:
     def look(self, running: int = 0, queued: int = 0) -> None:
         self.now += 1.0
         self.broker.look(
-            running=running, queued=queued, step_ms=100.0, restart=self._restart, stand_back=self._stand_back
+            running=running, queued=queued, step_ms=lambda: 100.0, restart=self._restart, stand_back=self._stand_back
         )
 
     def _restart(self) -> None:
