@@ -47,6 +47,7 @@ _PROBE_S = 0.5
 _PROBE_TIMEOUT_S = 2.0
 _LONGEST_PAUSE_S = 30.0
 _HEALTHY_S = 60.0
+_KILLED_S = 10.0  # how long a killed group may take to be gone
 _KEPT_LOGS = 3
 _TAIL_LINES = 20
 _DOWN_S = 90.0  # longer than the parts together may take
@@ -381,11 +382,15 @@ class Supervisor:
         self._change(running, "backing_off", f"{how}; starts again in {pause_s:.0f} s")
 
     def _clear_group(self, running: _Running) -> None:
-        """End whatever a part's process has left behind in its group."""
+        """End whatever a part's process has left behind in its group, and wait until it has let go of its ports."""
         if running.process is not None:
+            group = running.process.pid
             with suppress(ProcessLookupError):
-                os.killpg(running.process.pid, signal.SIGKILL)
-            self._tell_reaper("-", running.process.pid)
+                os.killpg(group, signal.SIGKILL)
+            until = time.monotonic() + _KILLED_S
+            while _group_lives(group) and time.monotonic() < until:
+                time.sleep(0.02)
+            self._tell_reaper("-", group)
             running.process = None
 
     # ---- the end ----
@@ -451,6 +456,15 @@ class Supervisor:
         if self._reaper is not None and self._reaper.stdin is not None:
             self._reaper.stdin.write(f"{sign}{group}\n".encode())
             self._reaper.stdin.flush()
+
+
+def _group_lives(group: int) -> bool:
+    """Whether a process of the group runs; one that ended and was not collected does not."""
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
