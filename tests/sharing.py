@@ -26,6 +26,7 @@ class ByFile(LoadScopeScheduling):
         return file if place(file) == 2 else "engine and browser"
 
 
+@pytest.hookimpl(optionalhook=True)  # unknown where xdist is left out (-p no:xdist)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     return ByFile(config, log)  # type: ignore[arg-type]
 
