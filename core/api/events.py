@@ -69,20 +69,26 @@ class Broadcaster:
 
     async def events(self, scope: Scope, last_id: int | None, ending: anyio.Event) -> AsyncIterator[ServerSentEvent]:
         """One connection's events, of what its scope shows: those after `last_id` that are still kept, then what comes.
-        Ends with `ending`, and when its reader falls too far behind; it may come again with the last id that it has."""
-        stream = _Stream(scope)
+        Ends with `ending`, and when its reader falls too far behind; it may come again with the last id that it has.
+
+        What happens once this has answered is among them: a reader who sees the stream open misses nothing of what it
+        then does."""
+        sent = await run_in_threadpool(self._last_id)
+        if last_id is not None:
+            sent = min(sent, last_id)
+        return self._events(_Stream(scope), sent, ending)
+
+    async def _events(self, stream: _Stream, sent: int, ending: anyio.Event) -> AsyncIterator[ServerSentEvent]:
         self._streams.add(stream)
         try:
-            sent = await run_in_threadpool(self._last_id)
-            if last_id is not None and last_id < sent:
-                sent = last_id
-                while missed := await run_in_threadpool(self._after, sent):
-                    for change in missed:
-                        sent = change.id
-                        if stream.sees(change):
-                            yield _event(change)
+            while missed := await run_in_threadpool(self._after, sent):
+                for change in missed:
+                    sent = change.id
+                    if stream.sees(change):
+                        yield _event(change)
             if self._last is None:
                 self._last = sent
+                self._woken.set()  # what was committed meanwhile has woken nobody
             while (event := await _next(stream.waiting, ending)) is not None:
                 if event.id is None or int(event.id) > sent:
                     yield event

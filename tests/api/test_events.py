@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,11 +11,18 @@ from typing import Any
 import httpx
 import pytest
 
-from core.api import schemas
+from core.api import events, schemas
 from core.client import Client
 from core.config import Settings
 from tests.control.peer import EnginePeer
 from tests.stack import until
+
+
+@pytest.fixture(autouse=True)
+def without_looking_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes in time was sent when it happened."""
+    monkeypatch.setattr(events, "_POLL_S", 3600.0)
+
 
 Listened = list[tuple[int | None, schemas.Event]]
 
@@ -57,7 +65,7 @@ def versions(heard: Listened) -> list[int]:
 def test_what_happens_is_told_at_once_to_everyone(http: httpx.Client) -> None:
     with listening(http) as one, listening(http) as other:
         move(http, 3)
-        until(lambda: versions(one) == versions(other) == [1, 2, 3], 2, "the events")
+        until(lambda: versions(one) == versions(other) == [1, 2, 3], what="the events")
         ids = [event_id for event_id, _ in one]
         assert ids == sorted(ids), "ids grow"
         assert all(event_id is not None for event_id in ids)
@@ -67,19 +75,32 @@ def test_one_who_comes_later_hears_what_comes_later(http: httpx.Client) -> None:
     move(http, 2)
     with listening(http) as heard:
         move(http, 1)
-        until(lambda: versions(heard), 2, "the event")
+        until(lambda: versions(heard), what="the event")
         assert versions(heard) == [3]
+
+
+def test_one_who_sees_the_stream_open_misses_nothing(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = events.Broadcaster._last_id
+
+    def slowly(self: events.Broadcaster) -> int:
+        time.sleep(0.3)
+        return look(self)
+
+    monkeypatch.setattr(events.Broadcaster, "_last_id", slowly)
+    with listening(http) as heard:
+        move(http, 1)
+        until(lambda: versions(heard) == [1], what="the event")
 
 
 def test_one_who_comes_back_hears_what_was_missed_once(http: httpx.Client) -> None:
     with listening(http) as heard:
         move(http, 2)
-        until(lambda: len(versions(heard)) == 2, 2, "the events")
+        until(lambda: len(versions(heard)) == 2, what="the events")
         last = heard[0][0]
     move(http, 2)
     with listening(http, {"Last-Event-ID": str(last)}) as again:
         move(http, 1)
-        until(lambda: len(versions(again)) >= 4, 2, "the events")
+        until(lambda: len(versions(again)) >= 4, what="the events")
         assert versions(again) == [2, 3, 4, 5]
 
 
@@ -87,7 +108,7 @@ def test_one_who_comes_back_hears_what_was_missed_once(http: httpx.Client) -> No
 def test_an_id_that_is_none_of_ours_is_as_good_as_none(http: httpx.Client, last: str) -> None:
     with listening(http, {"Last-Event-ID": last.encode("latin-1")}) as heard:
         move(http, 1)
-        until(lambda: versions(heard) == [1], 3, "the event")
+        until(lambda: versions(heard) == [1], what="the event")
 
 
 def test_the_engines_figures_come_every_second(http: httpx.Client, settings: Settings) -> None:
@@ -100,7 +121,7 @@ def test_the_engines_figures_come_every_second(http: httpx.Client, settings: Set
                 engine.telemetry(itl=[(12.0, 3)])
                 return any(event.topic == "telemetry" for _, event in heard)
 
-            until(told, 5, "a point", pause_s=0.3)
+            until(told, what="a point", pause_s=0.3)
             _, event = next(pair for pair in heard if pair[1].topic == "telemetry")
             assert schemas.TelemetryPoint.model_validate(event.data).itl_p50_ms == 12.0
     finally:

@@ -258,7 +258,9 @@ def test_events_are_told_to_those_whose_they_are(place: Inside, owned: dict[str,
         good(place.ann.patch(f"/api/jobs/{job}", json={"priority": 3}))
         version = good(place.admin.get("/api/targets"))["version"]
         good(place.admin.put("/api/targets", json={"version": version, "targets": [{"kind": "itl", "ms": 50}]}))
-        until(lambda: all(any(e.topic == "targets" for _, e in heard) for heard in (ann, bob, admin)), 3, "the targets")
+        until(
+            lambda: all(any(e.topic == "targets" for _, e in heard) for heard in (ann, bob, admin)), what="the targets"
+        )
         assert any(event.id == job for _, event in ann)
         assert any(event.id == job for _, event in admin)
         assert {event.topic for _, event in bob} <= {"targets", "engine", "telemetry"}

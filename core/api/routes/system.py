@@ -119,7 +119,7 @@ async def events(
     reconnect) what was missed comes first, as far as an hour back. Telemetry comes once a second and has no id."""
     last = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else None
     ending = anyio.Event()
-    stream = request.app.state.broadcaster.events(principal.scope, last, ending)
+    stream = await request.app.state.broadcaster.events(principal.scope, last, ending)
     return EventSourceResponse(stream, ping=15, shutdown_event=ending, shutdown_grace_period=1)
 
 
