@@ -1,12 +1,12 @@
 """Fit the two-stage model to a profile.
 
-Stage 1, decode alone on the partition p: ``t = a + b·B + b'·(B-64)+ + b''·(B-128)+ + max(c·K, d·W·L)``, every
+Stage 1, decode alone on the partition p: ``t = a + b·B + b'·(B-64)+ + b''·(B-128)+ + max(c·K, d·Q)``, every
 coefficient non-negative: the paper's plane in padded batch B and KV tokens K (section 4), with its slope in B rising
-where the matrix products need another tile of 64 rows, and with a floor under attention. The floor is the longest
-request L: attention of one request and KV head is one thread block, so with few requests the step waits for the
-longest, ``W = ceil(B·kv_heads / SMs)`` waves of them. An engine that splits long requests has d = 0.
+where the matrix products need another tile of 64 rows, and with a floor under attention. The floor is the queue Q of
+the busiest SM (`core.predictor.sizes.queue_tokens`): attention of one request and KV head is one thread block, so with
+few requests the step waits for the longest. An engine that splits long requests has d = 0.
 
-Stage 2, beside a tasklet: each of the four terms (constant, batch, K, L) times 1 + φ, φ non-negative. The paper has one
+Stage 2, beside a tasklet: each of the four terms (constant, batch, K, Q) times 1 + φ, φ non-negative. The paper has one
 φ for all of them; where finetuning is confined but decode is not, they differ by a factor of three.
 
 Neighbouring partitions inform each other: a coefficient is pulled towards a line in 1/SMs (φ: in the finetune part's
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from core.predictor.nnls import nnls
 from core.predictor.profile import Point
 from core.predictor.residual import Residual
-from core.predictor.sizes import KINDS, Array, Sizes, sizes_of
+from core.predictor.sizes import KINDS, Array, Sizes, queue_tokens, sizes_of
 
 _TILES = (64.0, 128.0)
 _SCALE = np.array([5.0, 0.01, 0.01, 0.01, 3e-5, 3e-4])  # typical coefficients, so that pulls compare
@@ -70,15 +70,15 @@ class TwoStage:
         predicted: Array = self._two_stage(sizes) * np.exp(self._residual.at(sizes))
         return predicted
 
-    def ms_of_longest(self, sizes: Sizes) -> Array:
-        """Predicted ms of each step, were it only for its longest request."""
-        constant, dense, _, by_longest = self._beside_terms(sizes).T
-        predicted: Array = (constant + dense + by_longest) * np.exp(self._residual.at(sizes))
+    def ms_of_queue(self, sizes: Sizes) -> Array:
+        """Predicted ms of each step, were it only for the queue of the busiest SM."""
+        constant, dense, _, by_queue = self._beside_terms(sizes).T
+        predicted: Array = (constant + dense + by_queue) * np.exp(self._residual.at(sizes))
         return predicted
 
     def _two_stage(self, sizes: Sizes) -> Array:
-        constant, dense, by_total, by_longest = self._beside_terms(sizes).T
-        predicted: Array = constant + dense + np.maximum(by_total, by_longest)
+        constant, dense, by_total, by_queue = self._beside_terms(sizes).T
+        predicted: Array = constant + dense + np.maximum(by_total, by_queue)
         return predicted
 
     def _beside_terms(self, sizes: Sizes) -> Array:
@@ -88,16 +88,12 @@ class TwoStage:
     def _part(self, sizes: Sizes) -> NDArray[np.int64]:
         return np.searchsorted(self._parts, sizes.decode_sms)
 
-    def _waves(self, sizes: Sizes) -> Array:
-        waves: Array = np.ceil(sizes.batch * self._kv_heads / sizes.decode_sms)
-        return waves
-
     def _terms(self, sizes: Sizes) -> Array:
-        """(constant, batch, K, L) in ms of each step alone, of which the larger of the last two counts."""
+        """(constant, batch, K, Q) in ms of each step alone, of which the larger of the last two counts."""
         own = self._alone[self._part(sizes)]
         dense = (own[:, 1:4] * _tiles(sizes.batch)).sum(axis=1)
-        by_longest = own[:, 5] * self._waves(sizes) * sizes.max_kv
-        return np.stack([own[:, 0], dense, own[:, 4] * sizes.kv_tokens, by_longest], axis=1)
+        by_queue = own[:, 5] * queue_tokens(sizes, self._kv_heads)
+        return np.stack([own[:, 0], dense, own[:, 4] * sizes.kv_tokens, by_queue], axis=1)
 
     def _phi_of(self, sizes: Sizes) -> Array:
         phi = np.zeros((len(sizes), 4))
@@ -107,10 +103,10 @@ class TwoStage:
         return phi
 
     def _fit_alone(self, sizes: Sizes, ms: Array, sms: int) -> Array:
-        """Coefficients (partitions, 6). Which of K and L bounds a step depends on them: start from blocks that do not
+        """Coefficients (partitions, 6). Which of K and Q bounds a step depends on them: start from blocks that do not
         fill the SMs, then repeat with the answer."""
-        part, waves = self._part(sizes), self._waves(sizes)
-        by_longest = waves <= 1
+        part, queue = self._part(sizes), queue_tokens(sizes, self._kv_heads)
+        by_queue = sizes.batch * self._kv_heads <= sizes.decode_sms
         line = sms / self._parts - 1
         fitted = np.zeros((len(self._parts), len(_SCALE)))
         for _ in range(8):
@@ -118,16 +114,16 @@ class TwoStage:
                 [
                     np.ones_like(ms),
                     _tiles(sizes.batch),
-                    np.where(by_longest, 0.0, sizes.kv_tokens),
-                    np.where(by_longest, waves * sizes.max_kv, 0.0),
+                    np.where(by_queue, 0.0, sizes.kv_tokens),
+                    np.where(by_queue, queue, 0.0),
                 ]
             )
             fitted = _pooled(columns * _SCALE / ms[:, None], np.ones_like(ms), part, line, _PULL_ALONE / (1 + line))
             fitted *= _SCALE
-            answer = fitted[part, 5] * waves * sizes.max_kv > fitted[part, 4] * sizes.kv_tokens
-            if np.array_equal(answer, by_longest):
+            answer = fitted[part, 5] * queue > fitted[part, 4] * sizes.kv_tokens
+            if np.array_equal(answer, by_queue):
                 break
-            by_longest = answer
+            by_queue = answer
         return fitted
 
     def _fit_beside(self, sizes: Sizes, ms: Array, shares: Array) -> Array:

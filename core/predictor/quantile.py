@@ -18,7 +18,7 @@ from core.policy.types import WHOLE, Layout, TaskletKind
 from core.predictor.profile import Point, Profile
 from core.predictor.sizes import Array, Sizes, sizes_of
 from core.predictor.stale import MissWatch
-from core.predictor.table import Grid, StepTable
+from core.predictor.table import StepTable, grid_of
 from core.predictor.two_stage import TwoStagePredictor
 
 _PER_POINT = 20  # values that a measured (median, p99) stands for
@@ -36,7 +36,7 @@ class QuantilePredictor:
         points = profile.points
         self._sms = profile.machine.sms
         self._miss = miss
-        self._grid = Grid(profile.captured, max(p.kv_tokens for p in points), max(p.max_kv for p in points))
+        self._grid = grid_of(profile)
         self._two_stage = TwoStagePredictor(profile, miss)
         self._known = [step for point in points for step in _steps(point)]
         self._seen: deque[Step] = deque(maxlen=_KEPT)
@@ -66,9 +66,9 @@ class QuantilePredictor:
         with threadpool_limits(1):  # an engine runs beside it
             model.fit(_features(sizes), [log(ms) for *_, ms in steps])
         for layout, beside in {(layout, beside) for layout, beside, *_ in self._known}:
-            by_kv = self._predict(model, self._grid.by_kv_tokens(layout, beside, self._sms))
-            by_length = self._predict(model, self._grid.by_length(layout, beside, self._sms))
-            self._tables[layout, beside] = StepTable(self._grid, by_kv, by_length)
+            by_kv = self._predict(model, self._grid.by_kv_tokens(layout, beside))
+            by_queue = self._predict(model, self._grid.by_queue(layout, beside))
+            self._tables[layout, beside] = StepTable(self._grid, layout, by_kv, by_queue)
 
     def decode_ms(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> float:
         """One decode step alone, by the two-stage fit."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import numpy as np
 
 from core.policy.types import WHOLE, Layout, TaskletKind
@@ -15,8 +17,9 @@ _SPREAD, _NOISE = 0.1, 0.01  # of the logarithmic residuals, and of a measuremen
 class Slowdown:
     """Per kind of layout a power of the finetune part's share of the SMs, and a Gaussian process over what that leaves.
 
-    whole_ms: ms of each kind of tasklet alone on the whole device, the unit of all the others; all kinds slow down
-    alike. alone: layout → factor when nothing decodes.
+    whole_ms: ms of each kind of tasklet alone on the whole device, the unit of all the others. All kinds are taken to
+    slow down as those that multiply matrices do: the optimizer, a fraction of a ms, is bound by memory and would tell
+    nothing of them. alone: layout → factor when nothing decodes.
     """
 
     def __init__(self, points: tuple[TaskletPoint, ...], sms: int) -> None:
@@ -28,9 +31,12 @@ class Slowdown:
         if unknown:
             raise ValueError(f"tasklets {', '.join(sorted(unknown))} were not measured alone on the whole device")
         parted = [point for point in points if point.layout != WHOLE]
-        self.alone: dict[Layout, float] = {
-            point.layout: point.ms / self.whole_ms[point.kind] for point in parted if not point.batch
-        }
+        parted = [point for point in parted if point.kind != "optimizer"] or parted
+        alone: dict[Layout, list[float]] = {}
+        for point in parted:
+            if not point.batch:
+                alone.setdefault(point.layout, []).append(point.ms / self.whole_ms[point.kind])
+        self.alone = {layout: fmean(factors) for layout, factors in alone.items()}
         beside = [point for point in parted if point.batch]
         self._lines: dict[int, Array] = {}
         self._residual: Residual | None = None

@@ -23,7 +23,7 @@ from core.predictor.online import Bound, Scale
 from core.predictor.profile import Point, Profile
 from core.predictor.slowdown import Slowdown
 from core.predictor.stale import MissWatch
-from core.predictor.table import FactorTable, Grid, StepTable
+from core.predictor.table import FactorTable, Grid, StepTable, grid_of
 
 _DEVICE_FORGETTING, _OWN_FORGETTING = 0.9, 0.98
 _QUIET = 0.06  # up to so far off a step tells of its own partition and load, what is beyond tells of the device
@@ -78,8 +78,7 @@ class TwoStagePredictor:
     def __init__(self, profile: Profile, miss: float = 0.01) -> None:
         """miss: share of steps that may outlast the bound. Raises `Invalid` when the profile lacks tasklets alone on
         the whole device."""
-        points = profile.points
-        self._grid = Grid(profile.captured, max(p.kv_tokens for p in points), max(p.max_kv for p in points))
+        self._grid = grid_of(profile)
         self._miss = miss
         self._count = 0
         self._device = Scale(_DEVICE_FORGETTING, _DEVICE_VARIANCE)
@@ -206,11 +205,11 @@ class TwoStagePredictor:
         model = TwoStage(points, sms, profile.kv_heads)
         tables: dict[Layout, tuple[StepTable, list[float]]] = {}
         for layout in dict.fromkeys(p.layout for p in points if (p.beside is not None) == beside):
-            by_kv = model.ms(grid.by_kv_tokens(layout, beside, sms))
-            by_length = model.ms_of_longest(grid.by_length(layout, beside, sms))
+            by_kv = model.ms(grid.by_kv_tokens(layout, beside))
+            by_queue = model.ms_of_queue(grid.by_queue(layout, beside))
             if beside:  # finetuning does not make decode faster
-                by_kv = np.maximum(by_kv, model.ms(grid.by_kv_tokens(_alone(layout), False, sms)))
-            table = StepTable(grid, by_kv, by_length)
+                by_kv = np.maximum(by_kv, model.ms(grid.by_kv_tokens(_alone(layout), False)))
+            table = StepTable(grid, layout, by_kv, by_queue)
             own = [p for p in points if p.layout == layout and (p.beside is not None) == beside]
             tables[layout] = (
                 table,
@@ -228,7 +227,7 @@ class TwoStagePredictor:
         for layout in dict.fromkeys([WHOLE, *(layout for layout, kind in self._steps if kind is not None)]):
             beside = None
             if layout != WHOLE:
-                beside = FactorTable(grid, slow.factors(grid.by_kv_tokens(layout, True, sms)))
+                beside = FactorTable(grid, slow.factors(grid.by_kv_tokens(layout, True)))
             for kind, whole_ms in slow.whole_ms.items():
                 alone = 1.0 if layout == WHOLE else slow.alone.get(layout, inf)
                 self._tasklets[layout, kind] = _Tasklet(whole_ms, alone, beside, tail, self._miss)

@@ -83,6 +83,15 @@ def device_of(
             "`harli profile` makes a new one",
             "profile",
         )
+    heads = 2 * HEAD_PARTS
+    if (known := profile.micro_batch) is not None:
+        layers, micro_batch_tokens, heads = known.layers, known.tokens, known.heads
+    work: dict[TaskletKind, float] = {
+        "forward": layers * durations["forward"],
+        "head": heads * durations["head"],
+        "backward": layers * durations["backward"],
+        "optimizer": durations["optimizer"],
+    }
     whole = _points(profile, WHOLE, beside=False)
     all_sms = longest_of(*_cells(whole))
     layouts = [
@@ -97,25 +106,24 @@ def device_of(
             continue
         alone = _points(profile, layout, beside=False) or whole
         longest = longest_of(*_cells(alone))
-        times = [t for t in profile.tasklets if t.layout == layout and t.kind in durations]
-        on_part = [durations[t.kind] / t.ms for t in times if not t.batch]
-        beside = [(t.batch, t.kv_tokens / t.batch, durations[t.kind] / t.ms) for t in times if t.batch]
-        if not on_part and not beside:
+        timed: dict[tuple[int, int], list[TaskletPoint]] = {}
+        for t in profile.tasklets:
+            if t.layout == layout:
+                timed.setdefault((t.batch, t.kv_tokens), []).append(t)
+        if not timed:
             continue
-        speeds = [speed for *_, speed in beside] or on_part
-        level = median(speeds)
+        speeds = {at: _speed(of, durations, work) for at, of in timed.items()}
+        beside = {at: speed for at, speed in speeds.items() if at[0]}
+        level = median((beside or speeds).values())
         layouts.append(
             LayoutProfile(
                 kind=layout.kind, decode_sms=layout.decode_sms, finetune_sms=layout.finetune_sms,
                 longest=longest, alone_ms=surface(*_cells(alone), longest), alone_tail=_tail(alone),
                 beside_ms=surface(*_cells(both), longest), beside_tail=_tail(both),
-                alone_speed=median(on_part or speeds),
-                speed=Surface(base=level, points=tuple((b, c, speed / level) for b, c, speed in beside)),
+                alone_speed=speeds.get((0, 0), level),
+                speed=Surface(base=level, points=tuple((b, kv / b, s / level) for (b, kv), s in beside.items())),
             )
         )  # fmt: skip
-    heads = 2 * HEAD_PARTS
-    if (known := profile.micro_batch) is not None:
-        layers, micro_batch_tokens, heads = known.layers, known.tokens, known.heads
     scale = micro_batch_tokens / like.tasklets.tokens
     entries = max(1, round(heads / HEAD_PARTS))  # each of which is cut into so many tasklets
     return DeviceProfile(
@@ -134,6 +142,13 @@ def device_of(
             "noise, memory": f"those of {like.device}",
         },
     )  # fmt: skip
+
+
+def _speed(timed: list[TaskletPoint], alone_ms: dict[TaskletKind, float], work: dict[TaskletKind, float]) -> float:
+    """Speed at which a micro-batch goes, of which each kind of tasklet is so much work: the few milliseconds of a kind
+    that is slowed otherwise than the rest hardly count."""
+    kinds = {t.kind: t.ms for t in timed}
+    return sum(work[kind] for kind in kinds) / sum(work[kind] * ms / alone_ms[kind] for kind, ms in kinds.items())
 
 
 def _work(part: TaskletProfile, head_parts: int) -> dict[TaskletKind, list[float]]:

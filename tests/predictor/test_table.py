@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.policy.types import WHOLE
+from core.predictor.sizes import queue_tokens
 from core.predictor.table import FactorTable, Grid, StepTable
 
-GRID = Grid((1, 2, 4, 8, 16, 32), max_kv_tokens=65_536, max_kv=4096)
+GRID = Grid((1, 2, 4, 8, 16, 32), max_kv_tokens=65_536, max_kv=4096, sms=132, kv_heads=8)
 
 
 def table(seed: int = 0, noise: float = 0.0) -> StepTable:
     random = np.random.default_rng(seed)
-    by_kv, by_length = GRID.by_kv_tokens(WHOLE, False, 132), GRID.by_length(WHOLE, False, 132)
+    by_kv, by_queue = GRID.by_kv_tokens(WHOLE, False), GRID.by_queue(WHOLE, False)
     rough = 1 + noise * random.random(len(by_kv))
     return StepTable(
-        GRID, (5 + 0.1 * by_kv.batch + 1e-4 * by_kv.kv_tokens) * rough, 5 + 1e-3 * by_length.max_kv
+        GRID, WHOLE, (5 + 0.1 * by_kv.batch + 1e-4 * by_kv.kv_tokens) * rough, 5 + 1e-3 * queue_tokens(by_queue, 8)
     )  # fmt: skip
 
 
@@ -30,6 +31,15 @@ def test_answers_what_it_was_made_of() -> None:
 
 def test_the_longest_request_counts_when_it_asks_for_more() -> None:
     assert table().ms(2, 4000, 4000) == pytest.approx(5 + 4.0, rel=5e-3)
+
+
+def test_a_long_request_among_short_ones_adds_its_own_tokens_to_an_even_share_of_all() -> None:
+    # 32 requests, 256 blocks on 132 SMs: two long ones one after the other if all were long
+    assert table().ms(32, 32 * 3000, 3000) == inf
+    assert table().ms(32, 65_536, 2048) == pytest.approx(5 + 3.2 + 6.5536, rel=5e-3)  # the tokens of all say more
+    mixed = 5 + 1e-3 * (8 / 132 * 6000 + 4000)
+    assert table().ms(16, 6000, 4000) == pytest.approx(5 + 1e-3 * 4000, rel=5e-3)  # a block an SM: no queue
+    assert table().ms(32, 6000, 4000) == pytest.approx(mixed, rel=5e-3)
 
 
 def test_a_batch_that_was_not_captured_is_the_next_larger_one() -> None:
@@ -58,7 +68,7 @@ def test_never_falls_when_batch_tokens_or_the_longest_request_grow(
 
 
 def test_a_factor_is_that_of_the_nearest_size() -> None:
-    sizes = GRID.by_kv_tokens(WHOLE, True, 132)
+    sizes = GRID.by_kv_tokens(WHOLE, True)
     factors = FactorTable(GRID, 2 + 0.1 * np.log2(sizes.batch))
     assert factors.factor(8, 3000) == pytest.approx(2.3)
     assert factors.factor(64, 3000) == inf

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from core.errors import Invalid
 from core.policy.types import WHOLE, Layout
+from core.predictor.profile import TaskletPoint
 from core.predictor.two_stage import TwoStagePredictor
 from tests.predictor.synthetic import CAPTURED, LAYOUTS, SMS, TASKLETS, profile, step_ms
 
@@ -50,6 +51,17 @@ def test_a_tasklet_takes_longer_on_a_part_and_longer_still_next_to_decode(predic
     alone, beside = predictor.tasklet_ms(HALF, "forward"), predictor.tasklet_ms(HALF, "forward", *SIZE)
     assert alone == pytest.approx(predictor.tasklet_ms(WHOLE, "forward") * SMS / 68, rel=0.02)
     assert beside == pytest.approx(1.1 * alone, rel=0.05)
+
+
+def test_what_an_optimizer_step_takes_on_a_part_tells_nothing_of_a_layer() -> None:
+    body = profile()
+    quick = [
+        TaskletPoint(layout=HALF, kind="optimizer", batch=b, kv_tokens=512 * b, ms=0.5, p99_ms=0.55) for b in (0, 1, 32)
+    ]
+    misled = TwoStagePredictor(body.model_copy(update={"tasklets": (*body.tasklets, *quick)}))
+    for size in ((0, 0), SIZE):
+        told = TwoStagePredictor(body).tasklet_ms(HALF, "forward", *size)
+        assert misled.tasklet_ms(HALF, "forward", *size) == pytest.approx(told)
 
 
 def test_promises_nothing_that_was_not_measured(predictor: TwoStagePredictor) -> None:

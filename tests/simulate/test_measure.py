@@ -55,6 +55,25 @@ def test_a_profiled_device_is_simulated_as_it_was() -> None:
             assert now.speed == pytest.approx(was.speed / DEVICE.alone_speed(WHOLE), rel=0.25)
 
 
+def test_a_tasklet_counts_for_the_speed_of_a_micro_batch_by_its_share_of_the_work() -> None:
+    tasklets = tuple(
+        t.model_copy(update={"ms": 2 * t.ms, "p99_ms": 2 * t.p99_ms})
+        if t.kind == "optimizer" and t.layout != WHOLE
+        else t
+        for t in PROFILE.tasklets
+    )
+    slower = Device(
+        device_of(
+            PROFILE.model_copy(update={"tasklets": tasklets}), H200, layers=32, micro_batch_tokens=2048,
+            arena_pages=H200.arena_pages, kv_bytes_per_token=H200.kv_bytes_per_token,
+        )
+    )  # fmt: skip
+    for layout in DEVICE.layouts[1:]:
+        was, now = (device.cell(layout, 32, 32 * 1024, 1024).speed for device in (AGAIN, slower))
+        assert now == pytest.approx(was, rel=0.01) and now < was  # half a millisecond of 130
+        assert slower.alone_speed(layout) == pytest.approx(AGAIN.alone_speed(layout), rel=0.01)
+
+
 def test_a_profile_without_tasklets_is_refused() -> None:
     bare = PROFILE.model_copy(update={"tasklets": ()})
     with pytest.raises(Invalid, match="NVIDIA H200: no forward, head, backward, optimizer tasklets on the"):
