@@ -69,7 +69,8 @@ class _Way(NamedTuple):
     """A way to fill step after step in a layout: trained per ms (times the share of the time in which there is memory
     for it), layout, bound of the decode step, ms until the tasklets beside it end, ms that those after it get (0: the
     finetune part is kept busy into the next step instead), whether what is queued leaves no time for it in this step,
-    the ms that the next gap may take, and the bound of the next tasklet on the finetune part."""
+    the ms that the next gap may take, the bound of the next tasklet on the finetune part, and the ms next to decode of
+    what still runs there, of which without decode it would take the share `pace`."""
 
     rate: float
     layout: Layout
@@ -79,6 +80,8 @@ class _Way(NamedTuple):
     later: bool
     slack_ms: float
     tasklet_ms: float
+    left_ms: float
+    pace: float
 
 
 class _Question(NamedTuple):
@@ -192,7 +195,9 @@ def _best(
     return _Way(*best), order
 
 
-def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, float, float, bool, float, float] | None:
+def _way(
+    question: _Question, layout: Layout
+) -> tuple[float, Layout, float, float, float, bool, float, float, float, float] | None:
     """The fields of the best `_Way` in one layout, None when its step does not hold the target or nothing fits."""
     state, predictor, kind, unit, limit, share, roomy, frugal, alone, _ = question
     whole = layout == WHOLE
@@ -206,41 +211,46 @@ def _way(question: _Question, layout: Layout) -> tuple[float, Layout, float, flo
         slack = max(frugal, decode)
     if whole:
         after = (slack - decode) // unit * unit if slack < inf else unit
-        return (after / (decode + after), layout, decode, decode, after, later, slack, unit) if after > 0 else None
+        if after <= 0:
+            return None
+        return after / (decode + after), layout, decode, decode, after, later, slack, unit, 0.0, 1.0
     tasklet = predictor.tasklet_ms(layout, kind, state.padded, state.kv_tokens)
     if tasklet == inf:
         return None
     rate, end_ms, after_ms = unit / tasklet, decode, 0.0
     if decode > roomy:
         rate *= share_with_memory(decode, roomy, alone)
-    left = state.beside_ms if layout == state.layout else 0.0
+    left, pace = 0.0, 1.0
+    if layout == state.layout and state.beside_ms:
+        pace = predictor.tasklet_ms(layout, kind) / tasklet
+        left = state.beside_ms / pace
     count = (decode - left) // tasklet
     if count > 0:  # what ends with the decode step
         after = (slack - decode) // unit * unit if slack < inf else unit
         trained = (count * unit + after) / (decode + after)
         if after > 0 and trained > rate * _WORTH_A_LONGER_GAP:
             rate, after_ms = trained, after
-    end = left + (count + 1) * tasklet  # one more, which the whole device waits for
+    end = decode + pace * (left + (count + 1) * tasklet - decode)  # one more, which the whole device waits for
     if decode < end < slack - unit:
         after = (slack - end) // unit * unit if slack < inf else unit
         trained = ((count + 1) * unit + after) / (end + after)
         if trained > rate * _WORTH_A_LONGER_GAP:
             rate, end_ms, after_ms = trained, end, after
-    return rate, layout, decode, end_ms, after_ms, later, slack, tasklet
+    return rate, layout, decode, end_ms, after_ms, later, slack, tasklet, left, pace
 
 
 def _fill(state: StepState, predictor: Predictor, job: JobView, way: _Way) -> StepPlan:
     """The plan of a way: its times filled with the job's next tasklets."""
-    layout = way.layout
-    left = state.beside_ms if layout == state.layout else 0.0
+    layout, left = way.layout, way.left_ms
     if not way.after_ms:
         room = way.decode_ms - left
         count = max(0, ceil(room / way.tasklet_ms))
         if job.tasklets[:count].count(job.tasklets[0]) < count:
             count, _ = fit_beside(state, predictor, job, layout, room, cover=True)
         return StepPlan(layout, beside=count, job=job.job_id, reason="finetune part kept busy")
-    count, used = fit_beside(state, predictor, job, layout, way.end_ms - left + 1e-6, cover=False)
-    late = max(0.0, left + used - way.decode_ms)
+    end = way.decode_ms + (way.end_ms - way.decode_ms) / way.pace
+    count, used = fit_beside(state, predictor, job, layout, end - left + 1e-6, cover=False)
+    late = way.pace * max(0.0, left + used - way.decode_ms)
     budget = way.slack_ms - way.decode_ms - late if way.slack_ms < inf else way.after_ms
     after, _ = fit(job, predictor, budget, start=count)
     return StepPlan(layout, count, after, job.job_id, reason="beside and behind the step")

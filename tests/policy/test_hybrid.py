@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from core.policy import bind
-from core.policy.types import WHOLE, StepPlan
+from core.policy.types import WHOLE, JobView, StepPlan
 from tests.policy.clockwork import CONFINED, HALF, LAYOUTS, SMALL, Clockwork, state
 
 POLICY = bind("hybrid", allowance=0.0)
@@ -61,6 +61,18 @@ def test_queued_work_makes_room_before_another_layout_is_entered() -> None:
 def test_work_on_the_part_is_not_waited_for_when_the_step_next_to_it_is_shorter() -> None:
     plan = first(6.2, layout=HALF, beside_ms=9.0)  # nothing holds 6.2 ms; to leave takes 9 + 6, to stay 10
     assert (plan.layout, plan.beside, plan.after) == (HALF, 0, 0)
+
+
+def test_what_still_runs_on_a_part_takes_longer_next_to_a_step_than_after_it() -> None:
+    class Slowed(Clockwork):
+        def tasklet_ms(self, layout: Any, kind: Any, padded: int = 0, kv_tokens: int = 0) -> float:
+            return super().tasklet_ms(layout, kind) * (1.5 if padded and layout != WHOLE else 1.0)
+
+    job = JobView("job", ("forward",) * 20, tokens_per_tasklet=10.0)
+    here = state(slack_ms=(20.0,), layouts=(WHOLE, HALF), layout=HALF, beside_ms=6.0, jobs=(job,))
+    plan, _ = POLICY.plan(here, Slowed(decode_ms=19.0), POLICY.MEMORY)
+    # next to the step of 10 ms the 6 take 9 and one more tasklet 6; the 5 that are left then take 3.3
+    assert (plan.layout, plan.beside, plan.after) == (HALF, 1, 3)
 
 
 def test_a_part_that_works_is_left_only_for_a_clear_gain() -> None:
