@@ -41,7 +41,7 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def until(condition: Callable[[], T | None], timeout_s: float = 15.0, what: str = "it", pause_s: float = 0.05) -> T:
+def until(condition: Callable[[], T | None], timeout_s: float = 30.0, what: str = "it", pause_s: float = 0.05) -> T:
     """The first true value of `condition`; the test fails, naming `what`, when none comes in time."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -59,7 +59,14 @@ with (folder / "started").open("a") as file:
 (folder / name).touch()
 time.sleep(600)
 """
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+# Says so when it is asked to stop, and stays.
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+print("deaf", flush=True)
+while True:
+    time.sleep(600)
+"""
 
 
 @dataclass
@@ -77,6 +84,11 @@ class Group:
     def states(self) -> dict[str, str]:
         return {name: part["state"] for name, part in self.parts().items()}
 
+    def backs_off(self, name: str) -> str:
+        """What is said of a part that waits for its next start; nothing while it does not wait."""
+        part = self.parts().get(name, {})
+        return str(part["message"]) if part.get("state") == "backing_off" else ""
+
     def ready(self) -> bool:
         self.seen |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
         states = self.states()
@@ -89,7 +101,7 @@ class Group:
     def starts(self, name: str) -> list[float]:
         return [float(line[1]) for line in self.started(name)]
 
-    def end(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 20.0) -> str:
+    def end(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 60.0) -> str:
         self.process.send_signal(number)
         return self.process.communicate(timeout=timeout_s)[0]
 
@@ -158,8 +170,7 @@ def test_a_crashed_part_is_restarted_after_growing_pauses(start: Start, tmp_path
         child = int(group.started("engine")[-1][2])
         killed_at = time.monotonic()
         os.kill(group.parts()["engine"]["pid"], signal.SIGKILL)
-        until(lambda: group.states()["engine"] == "backing_off")
-        message = group.parts()["engine"]["message"]
+        message = until(lambda: group.backs_off("engine"))
         assert "SIGKILL" in message
         assert f"starts again in {pause_s:.0f} s" in message
         assert not lives(child), "what a crashed part left behind is ended before it starts again"
@@ -171,7 +182,7 @@ def test_a_crashed_part_is_restarted_after_growing_pauses(start: Start, tmp_path
 
 def test_a_part_that_cannot_start_ends_the_group_with_its_last_words(start: Start, tmp_path: Path) -> None:
     group = start(part(tmp_path, "api"), part(tmp_path, "engine", "import sys; sys.exit('no such model: elephant')"))
-    output = group.process.communicate(timeout=15)[0]
+    output = group.process.communicate(timeout=60)[0]
     assert group.process.returncode == 1
     assert "no such model: elephant" in output
     assert "engine.log" in output
@@ -181,25 +192,31 @@ def test_a_part_that_cannot_start_ends_the_group_with_its_last_words(start: Star
 
 def test_a_part_that_is_not_essential_does_not_end_the_group(start: Start, tmp_path: Path) -> None:
     group = start(part(tmp_path, "api"), part(tmp_path, "demo", "import sys; sys.exit(3)", essential=False))
-    until(lambda: group.parts().get("demo", {}).get("restarts", 0) >= 1)
-    assert "status 3" in group.parts()["demo"]["message"]
+    assert "status 3" in until(lambda: group.backs_off("demo"))
     assert group.states()["api"] == "ready"
 
 
 def test_a_part_that_never_gets_ready_is_given_up(start: Start, tmp_path: Path) -> None:
     group = start(part(tmp_path, "engine", "import time; time.sleep(600)", start_timeout_s=1.0))
-    output = group.process.communicate(timeout=15)[0]
+    output = group.process.communicate(timeout=60)[0]
     assert group.process.returncode == 1
     assert "not ready within 1 s" in output
 
 
 def test_preparation_runs_once_and_shows_its_progress(start: Start, tmp_path: Path) -> None:
-    steps = "import time\nfor line in ('0.10\\treading', '0.90\\twriting'): print(line, flush=True); time.sleep(1)"
-    group = start(part(tmp_path, "engine", prepare=[sys.executable, "-c", steps]))
-    until(lambda: group.parts().get("engine", {}).get("message") == "reading")
+    steps = (
+        "import sys, time; from pathlib import Path\n"
+        "for fraction, step in ((0.10, 'reading'), (0.90, 'writing')):\n"
+        "    print(f'{fraction:.2f}\\t{step}', flush=True)\n"
+        "    while not Path(sys.argv[1], step).exists(): time.sleep(0.01)"
+    )
+    group = start(part(tmp_path, "engine", prepare=[sys.executable, "-c", steps, str(tmp_path)]))
+    for step in ("reading", "writing"):
+        until(lambda step=step: group.parts().get("engine", {}).get("message") == step)
+        (tmp_path / step).touch()
     until(group.ready)
     os.kill(group.parts()["engine"]["pid"], signal.SIGKILL)
-    until(lambda: group.states()["engine"] == "backing_off")
+    until(lambda: group.backs_off("engine"))
     until(group.ready)
     output = group.end()
     assert output.count("10% reading") == 1
@@ -208,7 +225,7 @@ def test_preparation_runs_once_and_shows_its_progress(start: Start, tmp_path: Pa
 
 def test_preparation_that_fails_ends_the_group(start: Start, tmp_path: Path) -> None:
     group = start(part(tmp_path, "engine", prepare=[sys.executable, "-c", "import sys; sys.exit('disk full')"]))
-    output = group.process.communicate(timeout=15)[0]
+    output = group.process.communicate(timeout=60)[0]
     assert group.process.returncode == 1
     assert "disk full" in output
 
@@ -220,19 +237,17 @@ def test_a_part_that_does_not_stop_is_killed_after_its_grace(start: Start, tmp_p
     until(lambda: "deaf" in (tmp_path / "logs" / "engine.log").read_text())
     before = time.monotonic()
     group.end()
-    assert 1.0 <= time.monotonic() - before < 5.0
+    assert 1.0 <= time.monotonic() - before < 30.0
     assert group.orphans() == []
 
 
 def test_a_second_interrupt_does_not_wait(start: Start, tmp_path: Path) -> None:
-    group = start(part(tmp_path, "engine", DEAF, grace_s=60.0) | {"flag": str(tmp_path)})
+    group = start(part(tmp_path, "engine", DEAF, grace_s=600.0) | {"flag": str(tmp_path)})
     until(group.ready)
     until(lambda: "deaf" in (tmp_path / "logs" / "engine.log").read_text())
     group.process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    before = time.monotonic()
+    until(lambda: "asked" in (tmp_path / "logs" / "engine.log").read_text())
     group.end(signal.SIGINT)
-    assert time.monotonic() - before < 5.0
     assert group.orphans() == []
 
 

@@ -8,6 +8,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,17 @@ import uvicorn
 
 from core.api.app import create_app
 from core.config import Settings
+from db.store import Store
 from tests.stack import free_ports, until
+
+
+@cache
+def _migrated() -> bytes:
+    """A store of SQLite without rows; making one takes longer than most tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "harli.db"
+        Store(f"sqlite:///{path}").close()
+        return path.read_bytes()
 
 
 @contextlib.contextmanager
@@ -34,6 +45,8 @@ def served(data_dir: Path, **settings: object) -> Iterator[Settings]:
             **settings,
         }
     )
+    if chosen.database_url is None:
+        (data_dir / "harli.db").write_bytes(_migrated())
     listener = socket.create_server(("127.0.0.1", api_port))
     server = uvicorn.Server(uvicorn.Config(create_app(chosen), log_config=None, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -49,6 +50,9 @@ def listening(http: httpx.Client, headers: dict[str, Any] | None = None) -> Iter
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
         yield heard
+        # So that reader and API both see the end at once.
+        response.extensions["network_stream"].get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        thread.join(10)
 
 
 def move(http: httpx.Client, times: int) -> None:

