@@ -246,9 +246,7 @@ def main() -> None:
         if name in ("harli", "products"):
             runs = (harli if name == "harli" else products)(served, model, arguments.seconds)
         else:
-            runs = peft_loop(
-                model, arguments.seconds, fp32_adapters=name == "peft-fp32", compiled=name == "compiled"
-            )
+            runs = peft_loop(model, arguments.seconds, fp32_adapters=name == "peft-fp32", compiled=name == "compiled")
         for batch, sequence, seconds in runs:
             rate = batch * sequence / seconds
             rows.append(

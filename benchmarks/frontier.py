@@ -4,9 +4,11 @@
 
 One engine (random weights, LoRA serving on with one adapter in use unless --lora none, overlap scheduler on) decodes
 fixed batches of 512-token prompts. Operating points are swept once: plain SGLang, this runtime without a job, each
-split alone and with its finetune part kept busy, confined parts, tasklets behind the step, and both together; then, on
-a profile made of them, the policies run live at a list of targets. Every point is one `generate` call whose requests
-carry the point's number in their ids; the scheduler process reads it there, so nothing else has to be told at run time.
+split alone and with its finetune part kept busy, confined parts, tasklets behind the step, and both together (fewer of
+them at batches other than 32 and 128); then, on a profile made of them, the policies run live at a list of targets. One
+point more changes layout, tasklets and delays on every stream at random: its tokens have to be the plain ones. Every
+point is one `generate` call whose requests carry the point's number in their ids; the scheduler process reads it there,
+so nothing else has to be told at run time. The results file is written after every point; --dry only lists the points.
 
 A row's finetune_tokens_s counts tasklets that ended while the point was measured, each for its share of a micro-batch
 by its time on the whole device; micro-batches have no padding.
@@ -26,10 +28,12 @@ from typing import Any
 import msgspec
 
 from benchmarks.record import provenance, write
+from core.policy import POLICIES
 from core.policy.types import WHOLE, Layout
 
 FOLDER = "HARLI_FRONTIER"
 PROMPT = 512
+FULL = (32, 128)  # batches whose points are all swept
 SKIP = 10  # first steps of a point: the batch is still filling
 MODELS: dict[str, dict[str, Any]] = {
     "llama-3-8b": {
@@ -43,18 +47,21 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
     },
 }  # fmt: skip
-_COMMON = {
+COMMON = {
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "bos_token_id": 0,
     "eos_token_id": 1, "hidden_act": "silu", "tie_word_embeddings": False,
 }  # fmt: skip
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-TARGETS = {32: (7.5, 8, 9, 11, 13, 16, 28, 50), 128: (12, 14, 16, 18, 20, 28, 34, 50)}
+TARGETS: dict[int, tuple[float, ...]] = {
+    8: (7, 8, 9, 11, 13, 16, 28), 32: (7.5, 8, 9, 11, 13, 16, 28, 50), 64: (9, 11, 13, 16, 20, 28, 50),
+    128: (12, 14, 16, 18, 20, 28, 34, 50),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Point:
     """mode plain: SGLang untouched; fixed: `layout`, its finetune part kept busy when `busy`, `after` tasklets behind
-    each step; policy: `policy` plans for a p99 gap of `target_ms`."""
+    each step; random: any layout, tasklets and delays; policy: `policy` plans for a p99 gap of `target_ms`."""
 
     batch: int
     mode: str
@@ -69,8 +76,8 @@ class Point:
     def name(self) -> str:
         if self.mode == "policy":
             return self.policy
-        if self.mode == "plain":
-            return "plain"
+        if self.mode in ("plain", "random"):
+            return self.mode
         if self.busy:
             return "static + slices" if self.after else self.layout.kind.replace("split", "static")
         return "slices" if self.after else "solo"
@@ -80,13 +87,37 @@ def sweep(batch: int, splits: list[int], sms: int, steps: int) -> list[Point]:
     """The fixed points of one batch size; plain and no job in turn, so that drift hits both."""
     points = [Point(batch, mode, steps) for _ in range(2) for mode in ("plain", "fixed")]
     parts = [Layout("split", d, sms - d) for d in splits]
+    if batch not in FULL:
+        points += [Point(batch, "fixed", steps // 2 + SKIP, part) for part in parts[::2]]
+        points += [Point(batch, "fixed", steps, part, busy=True) for part in parts[::2]]
+        return points + [Point(batch, "fixed", steps, after=k) for k in (1, 6)]
     confined = [Layout("confined", 0, part.finetune_sms) for part in parts[::2]]
     points += [Point(batch, "fixed", steps // 2 + SKIP, part) for part in parts]
     points += [Point(batch, "fixed", steps, part, busy=True) for part in parts + confined]
     points += [Point(batch, "fixed", steps, after=k) for k in (1, 3, 6, 12)]
     middle = parts[len(parts) // 3 :]
-    points += [Point(batch, "fixed", steps, part, busy=True, after=k) for part in middle[::2] for k in (2, 6)]
+    return points + [Point(batch, "fixed", steps, part, busy=True, after=k) for part in middle[::2] for k in (2, 6)]
+
+
+def planned(options: Any) -> list[Point]:
+    """All points in the order in which they are measured: what is worth most comes first within each kind."""
+    batches, steps = options.batches, options.steps
+    points = [p for batch in batches for p in sweep(batch, options.splits, options.sms, steps)]
+    points += [Point(batch, "random", steps) for batch in batches[:1]]
+    chosen = [(policy, 1) for policy in options.policies] + [(policy, 3) for policy in options.few]
+    points += [
+        Point(batch, "policy", steps, policy=policy, target_ms=target)
+        for policy, every in chosen
+        for batch in batches
+        for target in TARGETS.get(batch, ())[-1::-every]
+    ]
     return points
+
+
+def seconds(point: Point) -> float:
+    """About what a point takes, from a run of 2026-11-30: its steps, the prompts' prefill, and going over to it."""
+    gap_ms = point.target_ms or (30.0 if point.busy or point.after or point.mode == "random" else 15.0)
+    return (point.steps + SKIP) * min(gap_ms, 50.0) / 1e3 + 0.5 + point.batch / 128
 
 
 # ---- this process: requests ------------------------------------------------------------------------------------------
@@ -100,44 +131,46 @@ def main() -> None:
     arguments.add_argument("--splits", type=int, nargs="+", default=[112, 96, 80, 64, 48, 32])
     arguments.add_argument("--sms", type=int, default=132, help="SMs of the GPU")
     arguments.add_argument("--steps", type=int, default=250)
-    arguments.add_argument("--policies", nargs="*", default=["hybrid", "harli", "tasklet_slices"])
+    arguments.add_argument("--policies", nargs="*", choices=POLICIES, default=["hybrid", "harli", "tasklet_slices"])
+    arguments.add_argument(
+        "--few",
+        nargs="*",
+        choices=POLICIES,
+        default=["step_slices", "chunked"],
+        help="policies that are run at every third target only",
+    )
     arguments.add_argument("--micro-batch-tokens", type=int, default=2048)
     arguments.add_argument("--rank", type=int, default=16)
-    arguments.add_argument("--lora", choices=("csgmv", "triton", "none"), default="csgmv", help="SGLang's LoRA kernels")
+    arguments.add_argument(
+        "--lora",
+        choices=("harli", "csgmv", "triton", "none"),
+        default="harli",
+        help="SGLang's LoRA kernels; harli: csgmv as Harli launches it (core/serving/lora_batch.py)",
+    )
     arguments.add_argument("--seconds", type=float, default=1e9, help="stop starting points after so long")
     arguments.add_argument("--name", default="frontier")
+    arguments.add_argument("--dry", action="store_true", help="list the points, and about what they take")
     options = arguments.parse_args()
-    points = [p for batch in options.batches for p in sweep(batch, options.splits, options.sms, options.steps)]
-    points += [
-        Point(batch, "policy", options.steps, policy=policy, target_ms=target)
-        for policy in options.policies
-        for batch in options.batches
-        for target in TARGETS.get(batch, ())
-    ]
+    points = planned(options)
+    if options.dry:
+        for point in points:
+            print(f"{seconds(point):5.1f} s  batch {point.batch:>3}  {point.name} {point.layout} +{point.after}"
+                  + (f" @{point.target_ms:g} ms" if point.target_ms else ""))  # fmt: skip
+        print(f"{len(points)} points, about {sum(map(seconds, points)):.0f} s")
+        return
     with tempfile.TemporaryDirectory() as folder:
-        outputs, points = _serve(Path(folder), options, points)
-        body = msgspec.json.decode((Path(folder) / "results.json").read_bytes())
-        profile = Path(folder) / "profile.json"
-        if profile.is_file():
-            write(f"{options.name}_profile", json.loads(profile.read_text()))
-    rows = _rows(options, points, body["points"])
-    correct = _same_tokens(points, outputs)
-    record = provenance("sglang", "torch", "transformers", "harli") | {
-        "gpu": body["gpu"], "setup": body["setup"], "same_tokens": correct, "rows": rows,
-    }  # fmt: skip
-    print("wrote", write(options.name, record))
-    _print(rows, correct, body["setup"])
+        _serve(Path(folder), options, points)
 
 
-def _serve(folder: Path, options: Any, points: list[Point]) -> tuple[list[Any], list[Point]]:
-    """Run the points; returns the tokens of each and the points that there was time for."""
+def _serve(folder: Path, options: Any, points: list[Point]) -> None:
+    """Run the points that there is time for."""
     from sglang.srt.entrypoints.engine import Engine
 
     began = time.time()
     os.environ[FOLDER] = str(folder)
     model = folder / "model"
     model.mkdir()
-    (model / "config.json").write_text(json.dumps(MODELS[options.model] | _COMMON))
+    (model / "config.json").write_text(json.dumps(MODELS[options.model] | COMMON))
     plan = {"options": vars(options), "points": [asdict(point) for point in points]}
     (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
 
@@ -145,7 +178,7 @@ def _serve(folder: Path, options: Any, points: list[Point]) -> tuple[list[Any], 
     if options.lora != "none":
         lora = {
             "enable_lora": True, "max_lora_rank": options.rank, "max_loras_per_batch": 2,
-            "lora_target_modules": list(MODULES), "lora_backend": options.lora,
+            "lora_target_modules": list(MODULES), "lora_backend": "csgmv" if options.lora == "harli" else options.lora,
         }  # fmt: skip
 
     class FrontierEngine(Engine):  # type: ignore[misc]
@@ -170,9 +203,27 @@ def _serve(folder: Path, options: Any, points: list[Point]) -> tuple[list[Any], 
         outputs.append(_generate(engine, f"p{number}", point.batch, point.steps + SKIP, vocabulary, bool(lora)))
         if number % 10 == 0:
             print(f"{time.time() - began:.0f} s: point {number} of {len(points)}", flush=True)
+        _keep(folder, options, points, outputs)  # a point's figures are there once the next one has begun
     _generate(engine, "end", 1, 4, vocabulary, bool(lora))
+    record, correct = _keep(folder, options, points, outputs)
     engine.shutdown()
-    return outputs, points[: len(outputs)]
+    _print(record["rows"], correct, record["setup"])
+
+
+def _keep(folder: Path, options: Any, points: list[Point], outputs: list[Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Write what is there so far."""
+    lines = (folder / "points.jsonl").read_text().splitlines() if (folder / "points.jsonl").is_file() else []
+    measured = [json.loads(line) for line in lines]
+    setup = json.loads((folder / "setup.json").read_text())
+    correct = _same_tokens(points, outputs)
+    record = provenance("sglang", "torch", "transformers", "harli") | {
+        "gpu": setup.pop("gpu"), "setup": setup, "points_left_out": len(points) - len(measured),
+        "same_tokens": correct, "rows": _rows(options, points, measured),
+    }  # fmt: skip
+    write(options.name, record)
+    if (folder / "profile.json").is_file():
+        write(f"{options.name}_profile", json.loads((folder / "profile.json").read_text()))
+    return record, correct
 
 
 def _generate(engine: Any, name: str, batch: int, tokens: int, vocabulary: int, adapted: bool) -> list[list[int]]:
@@ -185,8 +236,8 @@ def _generate(engine: Any, name: str, batch: int, tokens: int, vocabulary: int, 
     return [answer["output_ids"] for answer in answers]
 
 
-def _load_adapter(engine: Any, shape: dict[str, Any], rank: int) -> None:
-    """Load an adapter with small random factors on every linear layer."""
+def adapter_tensors(shape: dict[str, Any], rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Small random factors on every linear layer of a model with such a config, and the adapter's config."""
     import torch
 
     hidden, width = shape["hidden_size"], shape["intermediate_size"]
@@ -205,7 +256,12 @@ def _load_adapter(engine: Any, shape: dict[str, Any], rank: int) -> None:
             for factor, size in (("A", (rank, inputs)), ("B", (outputs, rank))):
                 tensors[f"{name}{factor}.weight"] = (torch.randn(size, generator=generator) * 0.01).bfloat16()
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(MODULES), "bias": "none"}
+    return tensors, config
+
+
+def _load_adapter(engine: Any, shape: dict[str, Any], rank: int) -> None:
     # From memory: with load_format dummy SGLang reads no weights from a folder, an adapter's neither.
+    tensors, config = adapter_tensors(shape, rank)
     loaded = engine.load_lora_adapter_from_tensors("adapter", tensors, config)
     if not loaded.success:
         raise RuntimeError(f"the adapter was not loaded: {loaded.error_message}")
@@ -213,19 +269,19 @@ def _load_adapter(engine: Any, shape: dict[str, Any], rank: int) -> None:
 
 def _rows(options: Any, points: list[Point], measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
     solo: dict[int, list[float]] = {}
-    for point, found in zip(points, measured, strict=True):
+    for point, found in zip(points, measured, strict=False):
         if point.mode == "plain":
             solo.setdefault(point.batch, []).extend(found["gaps"])
     rows = []
-    for point, found in zip(points, measured, strict=True):
+    for point, found in zip(points, measured, strict=False):
         gaps, alone = sorted(found["gaps"]), sorted(solo[point.batch])
         if not gaps:
             continue
         rows.append(
             {
                 "model": options.model, "batch": point.batch, "context": f"{PROMPT}-{PROMPT + point.steps}",
-                "attention": options.attention, "lora": options.lora != "none", "policy": point.name,
-                "layout": str(point.layout) if point.mode != "policy" else found["layouts"],
+                "attention": options.attention, "lora": options.lora, "policy": point.name,
+                "layout": str(point.layout) if point.mode in ("plain", "fixed") else found["layouts"],
                 "after": point.after, "target_ms": point.target_ms or None,
                 "p50_ms": _quantile(gaps, 0.5), "p99_ms": _quantile(gaps, 0.99), "steps": len(gaps),
                 "finetune_tokens_s": round(found["tokens_s"]), "solo_p50_ms": _quantile(alone, 0.5),
@@ -244,7 +300,7 @@ def _same_tokens(points: list[Point], outputs: list[Any]) -> dict[str, str]:
     """How many requests of each point got the tokens that plain SGLang gave them, as far as both are long."""
     plain: dict[int, Any] = {}
     answer: dict[str, str] = {}
-    for point, tokens in zip(points, outputs, strict=True):
+    for point, tokens in zip(points, outputs, strict=False):
         reference = plain.setdefault(point.batch, tokens)
         same = sum(a[: min(len(a), len(b))] == b[: min(len(a), len(b))] for a, b in zip(tokens, reference, strict=True))
         key = f"{point.batch} {point.name} {point.layout} +{point.after}" + (
@@ -277,6 +333,8 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
 
     from benchmarks.frontier_engine import Bench
 
+    _narrow_lora()
+
     scheduler = module.Scheduler
     run_loop, run_batch, result = (
         scheduler.run_event_loop,
@@ -294,6 +352,18 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
         batch, lambda: result(self, batch, *a, **k)
     )
     module.run_scheduler_process(*args, **kwargs)
+
+
+def _narrow_lora() -> None:
+    """LoRA's kernels as Harli's plugin has them, which is not loaded here, unless SGLang's own are asked for."""
+    options = json.loads((Path(os.environ[FOLDER]) / "plan.json").read_bytes())["options"]
+    if options["lora"] == "harli":
+        from sglang.srt.lora.backend.chunked_backend import ChunkedSgmvLoRABackend
+
+        from core.serving.lora_batch import prepare_lora_batch
+
+        original = ChunkedSgmvLoRABackend.prepare_lora_batch
+        ChunkedSgmvLoRABackend.prepare_lora_batch = lambda *a, **k: prepare_lora_batch(original, *a, **k)
 
 
 def point_of(raw: dict[str, Any]) -> Point:

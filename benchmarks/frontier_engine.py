@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -27,6 +28,7 @@ from core.runtime.executor import Executor, Ran, Size
 from core.serving.layouts import DecodeLayouts
 
 _AHEAD = 64
+_MS_CYCLES = 1_900_000  # of an H200's clock, about a millisecond
 
 
 def feed_of(model: Any, model_path: Path, partitions: Any, tokens: int, rank: int) -> RandomWork:
@@ -63,8 +65,11 @@ class Bench:
             tokens, rank = options["micro_batch_tokens"], options["rank"]
             self.feed = feed_of(model, folder / "model", self.partitions, tokens, rank)
         self._kind_ms: dict[tuple[Layout, TaskletKind], float] = {}
+        self._random = Random(0)
+        self.stream = scheduler.forward_stream
+        self._kv_heads = scheduler.tp_worker.model_runner.model.config.num_key_value_heads
         self.executor = Executor(
-            scheduler.forward_stream,
+            self.stream,
             {part.layout: part.finetune for part in self.partitions.parts},
             select=self.layouts.select,
             new_event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
@@ -121,6 +126,9 @@ class Bench:
         self.setup["exclusive_tokens_s"] = round(4 * self.feed.micro_batch_tokens / (time.perf_counter() - began))
         self.setup["kinds_ms"] = {kind: round(ms, 3) for kind, ms in whole.items()}
         self.setup["losses"] = [round(loss, 4) for loss in self.feed.losses()][:3]
+        self.setup["prompt_tokens"] = PROMPT
+        body = self.setup | {"gpu": torch.cuda.get_device_name()}
+        (self._folder / "setup.json").write_bytes(msgspec.json.encode(body))
         return points
 
     def _micro_batch_alone(self, layout: Layout) -> list[Ran]:
@@ -149,6 +157,8 @@ class Bench:
             self.executor.other_batch()
             return launch()
         point = self.points[number]
+        if point.mode == "random":
+            self._delay(self.stream, torch.cuda.current_stream())
         began = time.perf_counter()
         request = batch.reqs[0]
         tokens = len(request.origin_input_ids) + len(request.output_ids) + 1
@@ -157,6 +167,8 @@ class Bench:
         self.executor.begin_step(plan.layout, size)
         planned = time.perf_counter()
         result = launch()
+        if point.mode == "random":
+            self._delay(self.partitions.of(plan.layout).finetune, self.partitions.of(WHOLE).finetune)
         launched = time.perf_counter()
         beside, after = self.executor.step_launched(plan, self.feed, self._expected)
         record = self.records[number]
@@ -173,8 +185,6 @@ class Bench:
         number = self.number
         if not batch.forward_mode.is_decode() or number is None:
             self._last = None
-            if batch.reqs and batch.reqs[0].rid.startswith("end"):
-                self._write()
             return answer
         steps, ran = self.executor.collect()
         point, record = self.points[number], self.records[number]
@@ -203,6 +213,9 @@ class Bench:
 
     def _planned(self, point: Point, size: Size) -> StepPlan:
         executor = self.executor
+        if point.mode == "random":
+            layout = self._random.choice(self.partitions.layouts)
+            return StepPlan(layout, self._random.randrange(4), self._random.randrange(2))
         if point.mode == "fixed":
             beside = 0
             if point.busy:
@@ -220,17 +233,26 @@ class Bench:
             batch=point.batch, padded=size.padded, kv_tokens=size.kv_tokens, max_kv=size.max_kv, waiting=0,
             prefill_waiting=0, slack_ms=(point.target_ms,), inflight_ms=executor.inflight_ms(),
             jobs=(JobView("job", kinds, tokens_per_tasklet=20.0),), layouts=self._predictor.layouts,
-            layout=executor.layout, beside_ms=executor.beside_ms(),
+            layout=executor.layout, beside_ms=executor.beside_ms(), target_ms=(point.target_ms,),
         )  # fmt: skip
         plan, self._memory = self._policy.plan(state, self._predictor, self._memory)
         assert isinstance(plan, StepPlan)
         return plan
+
+    def _delay(self, *streams: Any) -> None:
+        """Up to a millisecond on each, or none."""
+        for stream in streams:
+            if self._random.random() < 0.5:
+                with torch.cuda.stream(stream):
+                    torch.cuda._sleep(self._random.randrange(_MS_CYCLES))
 
     # ---- points ------------------------------------------------------------------------------------------------------
 
     def _enter(self, number: int | None) -> None:
         self.executor.drain()
         self.executor.collect()
+        if self.number is not None:
+            self._write(self.records[self.number])
         self.number, self._last = number, None
         if number is None:
             return
@@ -282,28 +304,23 @@ class Bench:
                 gpu=torch.cuda.get_device_name(), sms=self.partitions.sms, driver=str(torch.version.cuda),
                 model="frontier", engine="sglang 0.5.16", dtype="bfloat16",
             ),
-            captured=self.layouts.sizes, kv_heads=8, points=tuple(steps), tasklets=tuple(tasklets),
+            captured=self.layouts.sizes, kv_heads=self._kv_heads, points=tuple(steps), tasklets=tuple(tasklets),
         )  # fmt: skip
         (self._folder / "profile.json").write_text(profile.model_dump_json())
         return profile
 
-    def _write(self) -> None:
-        points = []
-        for number in range(len(self.records)):
-            record = self.records[number]
-            seconds = sum(record["gaps"]) / 1e3
-            points.append(
-                {
-                    "gaps": record["gaps"],
-                    "tokens_s": record["trained"] / seconds if seconds else 0.0,
-                    "host_us_p50": round(median(record["host"]) * 1e6) if record["host"] else 0,
-                    "beside": record["beside"], "after": record["after"],
-                    "layouts": " ".join(f"{k}:{v}" for k, v in sorted(record["layouts"].items(), key=lambda i: -i[1])),
-                }
-            )  # fmt: skip
-        self.setup["prompt_tokens"] = PROMPT
-        body = {"gpu": torch.cuda.get_device_name(), "setup": self.setup, "points": points}
-        (self._folder / "results.json").write_bytes(msgspec.json.encode(body))
+    def _write(self, record: dict[str, Any]) -> None:
+        """Add a point's figures to the file, in the order of the points."""
+        seconds = sum(record["gaps"]) / 1e3
+        point = {
+            "gaps": record["gaps"],
+            "tokens_s": record["trained"] / seconds if seconds else 0.0,
+            "host_us_p50": round(median(record["host"]) * 1e6) if record["host"] else 0,
+            "beside": record["beside"], "after": record["after"],
+            "layouts": " ".join(f"{k}:{v}" for k, v in sorted(record["layouts"].items(), key=lambda i: -i[1])),
+        }  # fmt: skip
+        with (self._folder / "points.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(point) + b"\n")
 
 
 def _fresh_lora(weights: Any, rank: int) -> dict[str, torch.Tensor]:

@@ -1,0 +1,281 @@
+"""docs/frontier.md and its plot, from results/frontier*.json and live.json: ``python -m benchmarks.frontier_page``"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.page import DOCS, fill, table
+from benchmarks.record import RESULTS
+from core.policy import POLICIES
+
+PAGE, PLOT = DOCS / "frontier.md", DOCS / "frontier.svg"
+# Finetune tokens/s that a step target should leave room for, as a probe without LoRA serving reached them.
+GOALS: dict[int, dict[float, int]] = {
+    32: {8: 2200, 9: 3900, 11: 7300, 13: 8800, 16: 9800, 28: 11800, 50: 13400},
+    128: {14: 1500, 16: 4300, 20: 7700, 28: 9000, 34: 10300, 50: 11800},
+}
+FIXED = ("static", "confined", "slices", "static + slices")
+NOTHING = "Not measured yet."
+
+
+class Cell(NamedTuple):
+    """The best that holds a target: finetune tokens/s, p99 of the gaps, and where."""
+
+    tokens_s: int
+    p99_ms: float
+    where: str
+
+
+def best(rows: Sequence[dict[str, Any]], batch: int, target_ms: float, names: Sequence[str]) -> Cell | None:
+    """Among the fixed points of those names, the one that trains most with its p99 within the target."""
+    held = [
+        Cell(row["finetune_tokens_s"], row["p99_ms"], _where(row))
+        for row in rows
+        if row["batch"] == batch and row["policy"] in names and not row["target_ms"] and row["p99_ms"] <= target_ms
+    ]  # fmt: skip
+    return max(held, default=None)
+
+
+def _where(row: dict[str, Any]) -> str:
+    return f"{row['layout']} +{row['after']}" if row["after"] else str(row["layout"])
+
+
+def live(rows: Sequence[dict[str, Any]], batch: int, target_ms: float, policy: str) -> Cell | None:
+    """What a policy reached that planned for the target; None where it was not run."""
+    for row in rows:
+        if (row["batch"], row["target_ms"], row["policy"]) == (batch, target_ms, policy):
+            return Cell(row["finetune_tokens_s"], row["p99_ms"], row["layout"])
+    return None
+
+
+def policies(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Those that were run at a target, ours first."""
+    ran = {row["policy"] for row in rows if row["target_ms"]}
+    return sorted(ran, key=lambda name: (name != "hybrid", name != "harli", list(POLICIES).index(name)))
+
+
+def targets(rows: Sequence[dict[str, Any]], batch: int) -> list[float]:
+    """ms: the goals' and those at which a policy was run."""
+    return sorted({row["target_ms"] for row in rows if row["batch"] == batch and row["target_ms"]} | set(GOALS[batch]))
+
+
+def figures(results: dict[str, Any], served: dict[str, Any], others: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The page's figures by name. served: results/live.json; others: further results of the frontier by name."""
+    rows = results["rows"]
+    batches = [batch for batch in GOALS if any(row["batch"] == batch for row in rows)]
+    return {
+        "made": _made(results),
+        **{f"goal_{batch}": _goals(rows, batch) if batch in batches else NOTHING for batch in GOALS},
+        "reached": "; ".join(_reached(rows, batch) for batch in batches) + ".",
+        "alone": _alone(rows),
+        "layouts": _layouts(rows),
+        "exclusive": f"{results['setup']['exclusive_tokens_s']:,}",
+        "tokens": _tokens(results["same_tokens"]),
+        "more": "\n\n".join(_other(name, found) for name, found in others.items()) or NOTHING,
+        "no_job": _no_job(served["no_job"]) if "no_job" in served else NOTHING,
+        "served": _served(served) or NOTHING,
+    }
+
+
+def _made(results: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "harli")
+    return f"{results['gpu']}; {results['machine']}; {versions}; {results['date']}; `{results['command']}`."
+
+
+def _goals(rows: Sequence[dict[str, Any]], batch: int) -> str:
+    ran = policies(rows)
+    lines = []
+    for target in targets(rows, batch):
+        fixed = best(rows, batch, target, FIXED)
+        goal = GOALS[batch].get(target)
+        lines.append(
+            [f"{target:g}", f"{goal:,}" if goal else "", *(_cell(live(rows, batch, target, p), target) for p in ran),
+             f"{fixed.tokens_s:,} ({fixed.where})" if fixed else "none"]
+        )  # fmt: skip
+    return table(["target ms", "goal", *ran, "best fixed point"], lines)
+
+
+def _cell(found: Cell | None, target: float) -> str:
+    if found is None:
+        return "–"
+    text = f"{found.tokens_s:,}"
+    return text if found.p99_ms <= target else f"~~{text}~~ p99 {found.p99_ms:.1f}"
+
+
+def _reached(rows: Sequence[dict[str, Any]], batch: int) -> str:
+    goals = GOALS[batch]
+    ours = {target: live(rows, batch, target, "hybrid") for target in goals}
+    met = [t for t, cell in ours.items() if cell and cell.p99_ms <= t and cell.tokens_s >= goals[t]]
+    return f"batch {batch}: `hybrid` reaches {len(met)} of {len(goals)} goals" + (
+        f" (at {', '.join(f'{t:g}' for t in met)} ms)" if met else ""
+    )
+
+
+def _alone(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        [row["batch"], row["policy"], f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}", row["steps"]]
+        for row in rows
+        if row["policy"] == "plain" or (row["policy"] == "solo" and row["layout"] == "whole")
+    ]
+    return table(["batch", "", "p50 ms", "p99 ms", "gaps"], lines)
+
+
+def _layouts(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        [
+            row["batch"], _where(row), f"{row['p50_ms']:.1f}", f"{row['p99_ms']:.1f}", f"{row['finetune_tokens_s']:,}",
+            row["host_us_p50"],
+        ]
+        for row in rows
+        if row["policy"] in FIXED
+    ]  # fmt: skip
+    return table(["batch", "layout", "p50 ms", "p99 ms", "finetune tokens/s", "µs of the scheduler's thread"], lines)
+
+
+def _tokens(same: dict[str, str]) -> str:
+    differing = {point: text for point, text in same.items() if text.split()[0] != text.split()[2]}
+    if not differing:
+        return f"At all {len(same)} points every request got the tokens that plain SGLang gave it."
+    listed = "; ".join(f"{point}: {text}" for point, text in differing.items())
+    alike = len(same) - len(differing)
+    return f"At {alike} of {len(same)} points every request got plain SGLang's tokens; not at {listed}."
+
+
+def _other(name: str, results: dict[str, Any]) -> str:
+    lines = [
+        [row["batch"], row["policy"], f"{row['target_ms']:g}" if row["target_ms"] else "", f"{row['p50_ms']:.1f}",
+         f"{row['p99_ms']:.1f}", f"{row['finetune_tokens_s']:,}"]
+        for row in results["rows"] if row["target_ms"] or row["policy"] in ("plain", *FIXED)
+    ]  # fmt: skip
+    head = ["batch", "", "target ms", "p50 ms", "p99 ms", "finetune tokens/s"]
+    return f"`{name}`: {_made(results)}\n\n{table(head, lines)}"
+
+
+def _no_job(found: dict[str, Any]) -> str:
+    lines = []
+    for row in found["rows"]:
+        for name, engine in (("plain", "SGLang alone"), ("harli", "this engine, no job")):
+            of = row[name]
+            low, high = of["p99_interval"]
+            lines.append([row["batch"], engine, f"{of['steps']:,}", f"{of['p50_ms']:.2f}",
+                          f"{of['p99_ms']:.2f} ({low:.2f}–{high:.2f})"])  # fmt: skip
+    return table(["batch", "", "gaps", "p50 ms", "p99 ms (95 %)"], lines)
+
+
+def _served(served: dict[str, Any]) -> str:
+    """A line for each part of the benchmark of the engine as it serves."""
+    lines = []
+    for row in served.get("replay", {}).get("rows", ()):
+        name = f"{served['replay']['trace']} × {row['speed']:g}, {'with' if row['job'] else 'without'} a job"
+        lines.append([name, *_replayed(row)])
+    if "soak" in served:
+        row = served["soak"]
+        lines.append([f"× {row['speed']:g} for {row['seconds'] / 60:.0f} minutes", *_replayed(row)])
+    for row in served.get("checkpoints", {}).get("rows", ()):
+        name = f"batch {served['checkpoints']['batch']}, {row['checkpoints'] or 'no'} checkpoints"
+        lines.append([name, f"{served['checkpoints']['target_ms']:g}", f"{row['p50_ms']:.1f} / {row['p99_ms']:.1f}",
+                      f"{100 * row['missed']:.2f} %", f"{row['finetune_tokens_s']:,}", ""])  # fmt: skip
+    for row in served.get("decode_only", {}).get("rows", ()):
+        name = f"batch {served['decode_only']['batch']}, decode only, {'with' if row['job'] else 'without'} a job"
+        target, trained = row.get("target_ms"), row.get("finetune_tokens_s")
+        lines.append([name, f"{target:g}" if target else "", f"{row['p50_ms']:.1f} / {row['p99_ms']:.1f}", "",
+                      f"{trained:,}" if trained is not None else "", ""])  # fmt: skip
+    if "tokens" in served:
+        of = served["tokens"]
+        name = (
+            f"{of['prompts']} prompts: answers that differ from those without a job: {of['differ_fixed']} in fixed "
+            f"batches, {of['differ_live']} in live ones ({of['differ_live_without_job']} between two runs without one)"
+        )
+        lines.append([name, *[""] * 5])
+    if not lines:
+        return ""
+    return table(
+        ["", "target ms", "gap p50 / p99 ms", "over the target", "finetune tokens/s", "failed requests"], lines
+    )
+
+
+def _replayed(row: dict[str, Any]) -> list[str]:
+    return [f"{row['target_ms']:g}", f"{row['p50_ms']:.1f} / {row['p99_ms']:.1f}", f"{100 * row['missed']:.2f} %",
+            f"{row['finetune_tokens_s']:,}", f"{row['failed']} of {row['requests']}"]  # fmt: skip
+
+
+# ---- plot ------------------------------------------------------------------------------------------------------------
+
+WIDTH, HEIGHT, LEFT, TOP = 420, 300, 62, 34
+COLOURS = ("#0b6bcb", "#c2410c", "#4d7c0f", "#7c3aed", "#0f766e")
+
+
+def plot(rows: Sequence[dict[str, Any]]) -> str:
+    """Finetune tokens/s against the target, a panel each batch, as an SVG picture."""
+    panels = "".join(_panel(rows, batch, 20 + number * (WIDTH + LEFT + 20)) for number, batch in enumerate(GOALS))
+    width, height = 2 * (WIDTH + LEFT) + 60, HEIGHT + TOP + 60
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>{panels}</svg>\n'
+    )
+
+
+def _panel(rows: Sequence[dict[str, Any]], batch: int, x0: float) -> str:
+    at = targets(rows, batch)
+    lines: dict[str, list[tuple[float, float]]] = {
+        "goal": [(t, goal) for t, goal in GOALS[batch].items()],
+        "best fixed point": [(t, found.tokens_s) for t in at if (found := best(rows, batch, t, FIXED))],
+    }
+    for policy in policies(rows):
+        held = [(t, cell) for t in at if (cell := live(rows, batch, t, policy)) and cell.p99_ms <= t]
+        if held:
+            lines[f"{policy}, live"] = [(t, cell.tokens_s) for t, cell in held]
+    most = 2000 * -(-max([16000, *(y for points in lines.values() for _, y in points)]) // 2000)
+    last = max(at)
+
+    def place(target: float, tokens: float) -> tuple[float, float]:
+        return x0 + LEFT + WIDTH * target / last, TOP + HEIGHT * (1 - tokens / most)
+
+    parts = [f'<text x="{x0 + LEFT}" y="20" font-weight="bold">batch {batch}</text>']
+    for tokens in range(0, int(most) + 1, 4000):
+        (left, y), (right, _) = place(0, tokens), place(last, tokens)
+        parts.append(f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{tokens:,}</text>')
+    for target in range(0, int(last) + 1, 10):
+        x, y = place(target, 0)
+        parts.append(f'<text x="{x:.1f}" y="{y + 16:.1f}" text-anchor="middle">{target}</text>')
+    x, y = place(last / 2, 0)
+    parts.append(f'<text x="{x:.1f}" y="{y + 34:.1f}" text-anchor="middle">p99 target, ms (finetune tokens/s)</text>')
+    for number, (name, points) in enumerate(lines.items()):
+        colour = "#888" if name == "goal" else COLOURS[(number - 1) % len(COLOURS)]
+        dash = ' stroke-dasharray="5 4"' if name == "goal" else ""
+        path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        parts += ['<circle cx="{:.1f}" cy="{:.1f}" r="3" fill="{}"/>'.format(*place(*p), colour) for p in points]
+        parts.append(
+            f'<text x="{x0 + LEFT + WIDTH - 150}" y="{TOP + HEIGHT - 96 + 16 * number}" fill="{colour}">{name}</text>'
+        )
+    return "".join(parts)
+
+
+def read() -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
+    """What `figures` needs, as far as it has been measured."""
+    served = RESULTS / "live.json"
+    others = {
+        path.stem: json.loads(path.read_text())
+        for path in sorted(RESULTS.glob("frontier_*.json"))
+        if not path.stem.endswith("_profile")
+    }
+    return (
+        json.loads((RESULTS / "frontier.json").read_text()),
+        json.loads(served.read_text()) if served.is_file() else {},
+        others,
+    )
+
+
+def main() -> None:
+    """Write the figures into the page, and the plot."""
+    results, served, others = read()
+    fill(PAGE, figures(results, served, others))
+    PLOT.write_text(plot(results["rows"]))
+
+
+if __name__ == "__main__":
+    main()

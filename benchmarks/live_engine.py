@@ -1,0 +1,97 @@
+"""One engine for benchmarks/live.py: ``python -m benchmarks.live_engine {harli,plain} MODEL FILE``
+
+Both are started with the arguments that Harli gives SGLang (settings from the environment), and in both the scheduler
+notes in FILE when each batch's result was through.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+if not torch.cuda.is_available():  # read while SGLang is imported, here and in the processes that it spawns
+    os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCH_COMPILE_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+os.environ |= {"HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+
+from core.serving import processes
+
+MOMENTS = "HARLI_BENCHMARK_MOMENTS"
+_MOST = 2_000_000
+_scheduler = processes.run_scheduler
+
+
+class Moments:
+    """A file of (monotonic seconds, requests of the decode batch, 0 for another batch), readable while it grows."""
+
+    def __init__(self, path: Path, *, new: bool = False) -> None:
+        if new:
+            with path.open("wb") as file:
+                file.truncate((_MOST + 1) * 16)
+        self._rows = np.memmap(path, np.float64, "r+", shape=(_MOST + 1, 2))
+
+    def add(self, requests: int) -> None:
+        """Note that a batch's result is through, now. What is beyond the file's end is dropped."""
+        count = int(self._rows[0, 0])
+        if count < _MOST:
+            self._rows[count + 1] = time.perf_counter(), requests
+            self._rows[0, 0] = count + 1
+
+    def gaps_ms(self, since: float, requests: int, skip: int) -> np.ndarray:
+        """Between two decode results that follow each other, both of a batch of so many, after `since`, without the
+        first `skip`."""
+        rows = np.array(self._rows[1 : int(self._rows[0, 0]) + 1])
+        rows = rows[rows[:, 0] >= since]
+        both = (rows[1:, 1] == requests) & (rows[:-1, 1] == requests)
+        return (np.diff(rows[:, 0])[both] * 1e3)[skip:]
+
+
+def run_scheduler(*args: Any, **kwargs: Any) -> None:
+    """SGLang's scheduler process, which notes its results; adapters are read from their files also where the model's
+    weights are made up (load_format dummy)."""
+    from safetensors.torch import load_file
+    from sglang.srt.lora.lora import LoRAAdapter
+    from sglang.srt.managers.scheduler import Scheduler
+
+    moments, process = Moments(Path(os.environ[MOMENTS])), Scheduler.process_batch_result
+
+    def noted(self: Any, batch: Any, *more: Any, **named: Any) -> Any:
+        answer = process(self, batch, *more, **named)
+        moments.add(len(batch.reqs) if batch.forward_mode.is_decode() else 0)
+        return answer
+
+    def read(self: Any) -> None:
+        self.initialize_weights_from_tensors(load_file(Path(self.config.path) / "adapter_model.safetensors"))
+
+    Scheduler.process_batch_result = noted
+    LoRAAdapter.initialize_weights = read
+    _scheduler(*args, **kwargs)
+
+
+def main(kind: str, model: Path) -> None:
+    """Serve until SIGTERM."""
+    from core.config import Settings
+    from core.serving import launch
+
+    settings = Settings()
+    processes.run_scheduler = run_scheduler
+    if kind == "harli":
+        launch.serve(settings, model, say=lambda text: print(text, flush=True))
+        return
+    from sglang.srt.entrypoints.http_server import launch_server
+
+    launch_server(
+        launch.server_arguments(settings, model, launch.resolve_device(settings.engine.device)),
+        run_scheduler_process_func=run_scheduler,
+        run_detokenizer_process_func=processes.run_detokenizer,
+    )
+
+
+if __name__ == "__main__":
+    os.environ[MOMENTS] = sys.argv[3]
+    main(sys.argv[1], Path(sys.argv[2]))
