@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, SecretStr
 from pydantic_settings import (
@@ -45,6 +45,9 @@ class EngineSettings(BaseModel):
         None,
         description="The KV cache shares one arena of memory with finetuning and grows and shrinks beside running "
         "requests; None: on a CPU.",
+    )
+    arguments: dict[str, Any] = Field(
+        {}, description="More arguments of SGLang's server, by its names; they win over those that Harli chooses."
     )
     start_timeout_s: float = Field(600.0, gt=0)
 

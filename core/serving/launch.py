@@ -34,6 +34,7 @@ EXIT_NOT_ACTIVE = 3
 _STOP_TIMEOUT_S = 25.0
 _CALIBRATION_BATCH = 4
 _CALIBRATION_TOKENS = 26
+_NO_PEER = "2.2.2.2"  # SGLang's FAKE_BOOTSTRAP_HOST
 _PROFILE_S = 45.0  # no batch begins later, so that all of it takes less than a minute
 
 
@@ -110,7 +111,8 @@ def server_arguments(settings: Settings, model_path: Path, device: str) -> Serve
             # A prefill stalls every stream for its whole length, and a CPU takes about a millisecond a token.
             "chunked_prefill_size": 256,
         }
-    return ServerArgs(**{name: value for name, value in arguments.items() if value is not None})
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return ServerArgs(**(given | engine.arguments))
 
 
 def stop_engine(manager: Any) -> None:
@@ -164,14 +166,18 @@ def _when_up(settings: Settings, say: Callable[[str], None]) -> None:
     hello = active.hello
     say(f"engine {engine_id}: {hello.model} ({hello.dtype}) on {hello.device_name} at {settings.engine_url}")
     with httpx.Client(base_url=settings.engine_url, timeout=120.0) as http:
+        decode_only = settings.engine.arguments.get("disaggregation_mode") == "decode"
         rids = [f"{activation.CALIBRATION_PREFIX}{n}" for n in range(_CALIBRATION_BATCH)]
-        http.post("/generate", json=_generate(rids, _CALIBRATION_TOKENS))
-        profile(http, active, say)
-        http.post("/generate", json=_generate([activation.CALIBRATION_END], 1))
+        http.post("/generate", json=_generate(rids, _CALIBRATION_TOKENS, decode_only=decode_only))
+        profile(http, active, say, decode_only=decode_only)
+        # Two tokens: of a decode-only engine's requests the first comes from elsewhere.
+        http.post("/generate", json=_generate([activation.CALIBRATION_END], 2, decode_only=decode_only))
     say("ready")
 
 
-def profile(http: httpx.Client, active: activation.Active, say: Callable[[str], None]) -> None:
+def profile(
+    http: httpx.Client, active: activation.Active, say: Callable[[str], None], *, decode_only: bool = False
+) -> None:
     """Send the batches that the runtime wants to measure, as many as there is time for."""
     began = time.monotonic()
     for number, (requests, context) in enumerate(active.batches):
@@ -180,14 +186,18 @@ def profile(http: httpx.Client, active: activation.Active, say: Callable[[str], 
             return
         say(f"{number / len(active.batches):.2f}\tmeasures this GPU, once: {requests} requests of {context} tokens")
         rids = [activation.profile_rid(number, request) for request in range(requests)]
-        http.post("/generate", json=_generate(rids, active.profile_steps, context))
+        http.post("/generate", json=_generate(rids, active.profile_steps, context, decode_only=decode_only))
 
 
-def _generate(rids: list[str], tokens: int, context: int = 16) -> dict[str, Any]:
+def _generate(rids: list[str], tokens: int, context: int = 16, *, decode_only: bool = False) -> dict[str, Any]:
     """A request of SGLang's native API: distinct prompts, so that the prefix cache does not join them; the longer ones
-    begin as the shorter ones do, so that it saves their prefill."""
-    return {
+    begin as the shorter ones do, so that it saves their prefill. decode_only: no peer prefills them; SGLang takes the
+    KV of such a request, from a host of that name, as being there."""
+    body: dict[str, Any] = {
         "rid": rids,
         "input_ids": [[100 + (7 * n + k) % 1021 for k in range(context)] for n, _ in enumerate(rids)],
         "sampling_params": {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True},
     }
+    if decode_only:
+        body |= {"bootstrap_host": [_NO_PEER] * len(rids), "bootstrap_room": list(range(len(rids)))}
+    return body
