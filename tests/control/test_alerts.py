@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from core.api import schemas
-from core.control import alerts
+from core.control import alerts, owner
 from core.control.context import Control
 from core.errors import NotFound
 from core.telemetry import interval as iv
@@ -156,7 +156,13 @@ def test_webhooks_of_the_platform_hear_of_an_alert_and_its_end(control: Control)
     assert sent == [("all", "alert.firing", "down"), ("all", "alert.resolved", "down")]
 
 
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "_ALERTS_S", 0.1)
+
+
 @either
+@pytest.mark.usefixtures("looks_often")
 def test_the_owner_looks_by_itself(control: Control, engine: EnginePeer) -> None:
     only(control, "slow", metric="itl_p99_ms", comparison="above", threshold=40, for_s=0)
     engine.telemetry(itl=[(90.0, 5)], decode_tokens=5, time=time.time())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.api import schemas
-from core.control import adapters, deployer
+from core.control import adapters, deployer, owner
 from core.control.context import Control
 from core.errors import Invalid, NotFound
 from tests.control import files
@@ -16,6 +16,11 @@ from tests.control.peer import AdapterServer, EnginePeer
 from tests.stack import until
 
 Connect = Callable[..., EnginePeer]
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "_DEPLOY_S", 0.05)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.api import schemas
-from core.control import adapters, dispatcher, engines, jobs, targets, telemetry
+from core.control import adapters, dispatcher, engines, jobs, owner, targets, telemetry
 from core.control.context import Control
 from core.control.owner import Owner
 from core.errors import Conflict
@@ -18,6 +18,8 @@ from tests.control import files
 from tests.control.peer import EnginePeer
 from tests.stack import until
 
+# What is no different on the two databases is tried with one.
+either = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 Submit = Callable[..., schemas.Job]
 Connect = Callable[..., EnginePeer]
 Running = tuple[schemas.Job, StartJob]
@@ -26,6 +28,12 @@ Running = tuple[schemas.Job, StartJob]
 def engine_view(control: Control) -> schemas.Engine:
     with control.store.read() as session:
         return engines.view(session)
+
+
+@pytest.fixture
+def without_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the dispatcher does in time, it did because something was written."""
+    monkeypatch.setattr(owner, "_TICK_S", 3600.0)
 
 
 def reaches(control: Control, job_id: str, state: str, timeout_s: float = 10.0) -> schemas.Job:
@@ -61,14 +69,12 @@ def test_an_engine_that_says_hello_is_shown_and_gets_the_measured_target(
     until(applied, what="the engine's targets to be noted")
 
 
+@pytest.mark.usefixtures("without_ticks")
 def test_a_moved_target_reaches_the_engine_at_once(control: Control, engine: EnginePeer) -> None:
     engine.expect(SetTargets)
     update = schemas.TargetsUpdate.model_validate({"version": 1, "targets": [{"kind": "itl", "ms": 30}]})
-    start = time.monotonic()
     targets.put(control, update)
-    sent = engine.expect(SetTargets)
-    assert sent.targets[0].ms == 30
-    assert time.monotonic() - start < 0.5
+    assert engine.expect(SetTargets).targets[0].ms == 30
 
 
 def test_what_the_engine_reports_is_summed_up_exactly(control: Control, engine: EnginePeer) -> None:
@@ -119,14 +125,13 @@ def test_bytes_that_are_no_message_do_no_harm(control: Control, engine: EnginePe
 # ---- handing out -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("without_ticks")
 def test_a_submitted_job_is_handed_out_at_once_with_all_that_it_needs(
     control: Control, engine: EnginePeer, submit: Submit
 ) -> None:
     engine.expect(SetTargets)
-    start = time.monotonic()
     job = submit(learning_rate=5e-4, lora={"rank": 4, "dropout": 0.1}, max_steps=12, priority=3, seed=7)
     order = engine.expect(StartJob)
-    assert time.monotonic() - start < 0.5
     spec = order.spec
     assert (spec.job_id, spec.adapter_name, spec.learning_rate, spec.max_steps) == (job.id, "sailor", 5e-4, 12)
     assert (spec.epochs, spec.lora.rank, spec.lora.dropout, spec.priority, spec.seed) == (None, 4, 0.1, 3, 7)
@@ -270,15 +275,25 @@ def test_a_job_that_stands_still_says_why(control: Control, engine: EnginePeer, 
 # ---- asking things of a job that runs --------------------------------------------------------------------------------
 
 
+@either
+@pytest.mark.usefixtures("without_ticks")
+def test_what_is_asked_of_a_job_reaches_the_engine_at_once(
+    control: Control, engine: EnginePeer, submit: Submit
+) -> None:
+    engine.expect(SetTargets)
+    job = submit()
+    order = engine.expect(StartJob)
+    jobs.pause(control, job.id)
+    assert engine.expect(PauseJob).token == order.token
+
+
 def test_pausing_checkpoints_and_resuming_goes_on_from_there(
     control: Control, engine: EnginePeer, running: Running
 ) -> None:
     job, order = running
     reaches(control, job.id, "running")
-    start = time.monotonic()
     asked = jobs.pause(control, job.id)
     told = engine.expect(PauseJob)
-    assert time.monotonic() - start < 0.5
     assert (told.job_id, told.token) == (job.id, order.token)
     assert asked.state == "running"
     assert asked.waiting_reason == "it is about to be paused"

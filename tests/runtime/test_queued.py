@@ -14,12 +14,13 @@ import torch
 
 from core.finetune.trainer import Trainer
 from core.link.messages import FromEngine, JobUpdate, SetTargets, StartJob, StopJob, Target, ToEngine
-from core.link.transport import ControlEnd, EngineEnd
+from core.link.transport import ControlEnd
 from core.policy.types import WHOLE, TaskletKind
 from core.runtime.executor import Executor
 from core.runtime.runtime import Load, Prepared, Queued, Runtime
 from tests.finetune import small
 from tests.runtime.device import Clock, Event, Stream
+from tests.runtime.link import PromptEnd
 from tests.runtime.test_runtime import HELLO
 
 DECODE_MS, TASKLET_MS = 10.0, 2.0
@@ -52,6 +53,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         url = f"ipc://{folder}/link.sock"
         self.control, self.clock = ControlEnd(url), Clock()
+        self.link = PromptEnd(url, HELLO.engine_id)
         self.clock.ms = 100_000.0
         self.decode, self.finetune = Stream("decode", self.clock), Stream("finetune", self.clock)
         self.fail_at: list[int] = []
@@ -72,7 +74,7 @@ class Bench:
                 prepare=self._prepare,
                 queued=Queued(self.executor, {WHOLE: 0}, lambda batch: 4),
             ),
-            EngineEnd(url, HELLO.engine_id),
+            self.link,
             policy="tasklet_slices",
             margin=0.0,
             calibration_prefix="calibration",
@@ -90,7 +92,7 @@ class Bench:
         while not self.control.send(HELLO.engine_id, message):
             assert time.monotonic() < deadline
             self.receive()
-        time.sleep(0.02)
+        self.link.await_message()
 
     def receive(self) -> None:
         while (got := self.control.receive(5)) is not None:

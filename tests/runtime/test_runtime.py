@@ -28,10 +28,11 @@ from core.link.messages import (
     Telemetry,
     ToEngine,
 )
-from core.link.transport import ControlEnd, EngineEnd
+from core.link.transport import ControlEnd
 from core.policy.types import TaskletKind
 from core.runtime.runtime import Load, Prepared, Runtime
 from tests.finetune import small
+from tests.runtime.link import PromptEnd
 
 TASKLET_S = 0.010
 HELLO = Hello(
@@ -81,6 +82,7 @@ class Bench:
     """An engine of the test's making around a runtime, and the control plane's end of its link."""
 
     runtime: Runtime
+    link: PromptEnd
     control: ControlEnd
     clock: Clock
     output: Path
@@ -90,7 +92,7 @@ class Bench:
 
     def send(self, message: ToEngine) -> None:
         assert self.control.send(HELLO.engine_id, message)
-        time.sleep(0.02)  # loopback delivery
+        self.link.await_message()
 
     def start(self, token: int = 1, resume_from: str | None = None, **changes: object) -> None:
         self.send(StartJob(spec=self.spec(**changes), token=token, resume_from=resume_from))
@@ -146,6 +148,7 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     url = f"ipc://{tmp_path}/link.sock"
     control, clock = ControlEnd(url), Clock()
+    link = PromptEnd(url, HELLO.engine_id)
     fail_at: list[int] = []
 
     def prepare(order: StartJob) -> Trainer:
@@ -159,13 +162,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
     runtime = Runtime(
         Prepared(HELLO, torch.device("cpu"), prepare),
-        EngineEnd(url, HELLO.engine_id),
+        link,
         policy="tasklet_slices",
         margin=0.1,
         calibration_prefix="calibration-",
         clock=clock,
     )
-    made = Bench(runtime, control, clock, tmp_path, fail_at)
+    made = Bench(runtime, link, control, clock, tmp_path, fail_at)
     calibrate(made)
     made.until(lambda m: isinstance(m, Hello))
     yield made
