@@ -1,9 +1,10 @@
-"""Part of benchmarks/policies.py: cells that were measured on an H200 with SGLang, run again in the simulator."""
+"""Part of benchmarks/policies.py: what was measured on an H200 with SGLang, run again in the simulator."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,46 +13,121 @@ from benchmarks.frontier import PROMPT, SKIP
 from benchmarks.policy_bench import SEEDS, Bench, short
 from benchmarks.record import RESULTS
 from core.policy import POLICIES, bind
+from core.policy.bound import BoundPolicy
+from core.policy.types import WHOLE, Layout, Predictor, StepPlan, StepState
 from core.simulate.command import Load, Machine, endless, machine
 from core.simulate.device import HEAD_PARTS, Program
 from core.simulate.engine import Simulation
-from core.simulate.scenario import Scenario
+from core.simulate.scenario import FinetuneJob, Scenario
+
+_AHEAD = 1.5  # of a step: so much is kept queued on a finetune part at a fixed point, 1 with tasklets behind the step
+_NO_TARGET_MS = 1e6
+# A job whose end a policy cannot look past, as in the engine: it is shown no more than the rest of the micro-batch.
+_JOB = FinetuneJob("job", tokens=10**12)
 
 
 def measured(bench: Bench, say: Callable[[str], None]) -> dict[str, Any]:
-    """The policies' rows of frontier.json in which something was trained, there or here. The simulated device and its
-    predictor are made of the profile that the same run took (frontier_profile.json)."""
-    on, rows = machine(str(RESULTS / "frontier_profile.json")), []
-    for row in json.loads((RESULTS / "frontier.json").read_text())["rows"]:
-        if row["policy"] not in POLICIES or not row["target_ms"]:
+    """The rows of frontier.json, in which something was trained there or here. The simulated device and its predictor
+    are made of the profile that the same run took (frontier_profile.json)."""
+    on = machine(str(RESULTS / "frontier_profile.json"))
+    program = Program(on.device, head_parts=HEAD_PARTS)
+    recorded = json.loads((RESULTS / "frontier.json").read_text())["rows"]
+    rows, fixed = [], []
+    for row in recorded:
+        if row["policy"] in POLICIES and row["target_ms"]:
+            runs = [_run(on, program, row, bind(row["policy"]), row["target_ms"], seed) for seed in SEEDS]
+            kind, head = rows, {"target_ms": row["target_ms"], "policy": row["policy"]}
+        elif row["finetune_tokens_s"]:
+            plan = BoundPolicy("fixed", None, None, _fixed(on, program, row))
+            runs = [_run(on, program, row, plan, _NO_TARGET_MS, seed) for seed in SEEDS]
+            kind, head = fixed, {"layout": row["layout"], "after": row["after"]}
+        else:
             continue
-        gaps, tokens = zip(*[_run(on, row, seed) for seed in SEEDS], strict=True)
+        gaps, tokens = zip(*runs, strict=True)
         found = {
-            "batch": row["batch"], "target_ms": row["target_ms"], "policy": row["policy"],
+            "batch": row["batch"], **head,
             "p50_ms": row["p50_ms"], "simulated_p50_ms": short(float(np.quantile(gaps, 0.5))),
             "p99_ms": row["p99_ms"], "simulated_p99_ms": short(float(np.quantile(gaps, 0.99))),
             "tokens_s": row["finetune_tokens_s"], "simulated_tokens_s": round(float(np.mean(tokens))),
         }  # fmt: skip
         if found["tokens_s"] or found["simulated_tokens_s"]:
-            rows.append(found)
+            kind.append(found)
             say(f"measured: {found}")
-    p50 = np.array([row["simulated_p50_ms"] / row["p50_ms"] - 1 for row in rows])
-    trained = np.array([row["simulated_tokens_s"] / max(row["tokens_s"], 1) - 1 for row in rows])
+    fixed.sort(key=lambda one: -_worst(one))
     return {
         "rows": rows,
-        "p50_error_median": round(float(np.median(np.abs(p50))), 4),
-        "tokens_error_median": round(float(np.median(np.abs(trained))), 4),
-        "within_15_percent": int(((np.abs(p50) <= 0.15) & (np.abs(trained) <= 0.15)).sum()),
+        **_errors(rows),
+        "fixed": {"points": len(fixed), **_errors(fixed), "worst": fixed[:5]},
+        "behind": _behind(recorded),
     }
 
 
-def _run(on: Machine, row: dict[str, Any], seed: int) -> tuple[list[float], float]:
+def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    p50 = np.abs([row["simulated_p50_ms"] / row["p50_ms"] - 1 for row in rows])
+    return {
+        "p50_error_median": round(float(np.median(p50)), 4),
+        "tokens_error_median": round(float(np.median([_tokens_error(row) for row in rows])), 4),
+        "within_15_percent": sum(_worst(row) <= 0.15 for row in rows),
+    }
+
+
+def _tokens_error(row: dict[str, Any]) -> float:
+    return float(abs(row["simulated_tokens_s"] / max(row["tokens_s"], 1) - 1))
+
+
+def _worst(row: dict[str, Any]) -> float:
+    return max(abs(row["simulated_p50_ms"] / row["p50_ms"] - 1), _tokens_error(row))
+
+
+def _behind(recorded: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """How many ms of slack the engine's time slices kept for each tasklet behind a step, at the least, and how many one
+    took where their number was fixed."""
+    kept = [
+        (row["target_ms"] - row["solo_p99_ms"]) * (row["steps"] + SKIP) / row["after_mean"]
+        for row in recorded
+        if row["policy"] == "tasklet_slices" and row["finetune_tokens_s"]
+    ]
+    took = [(row["p50_ms"] - row["solo_p50_ms"]) / row["after"] for row in recorded if row["policy"] == "slices"]
+    return {"kept_ms": round(min(kept), 2), "took_ms": round(float(np.median(took)), 2)}
+
+
+def _fixed(
+    on: Machine, program: Program, row: dict[str, Any]
+) -> Callable[[StepState, Predictor, Any], tuple[StepPlan, Any]]:
+    """The plan of a fixed point: a layout, its finetune part kept busy or not, so many tasklets behind each step."""
+    part = re.match(r"\w+\((\d+)(?:, (\d+))?\)", row["layout"])
+    layout, after = WHOLE, int(row["after"])
+    if part is not None:
+        first, second = part.groups()
+        layout = Layout("split", int(first), int(second)) if second else Layout("confined", 0, int(first))
+
+    def plan(state: StepState, predictor: Predictor, memory: Any) -> tuple[StepPlan, Any]:
+        if not state.batch:
+            return StepPlan(), memory
+        job, count = state.jobs[0], 0
+        if layout != WHOLE:
+            cell = on.device.cell(layout, state.padded, state.kv_tokens, state.max_kv)
+            lacking = (1.0 if after else _AHEAD) * cell.beside_ms - state.beside_ms
+            for kind in job.tasklets:
+                ms = program.ms[program.kinds.index(kind)] / cell.speed
+                if lacking < (ms if after else 0.0):
+                    break
+                lacking -= ms
+                count += 1
+        return StepPlan(layout, count, min(after, len(job.tasklets) - count), job.job_id, reason="fixed"), memory
+
+    return plan
+
+
+def _run(
+    on: Machine, program: Program, row: dict[str, Any], policy: BoundPolicy, target_ms: float, seed: int
+) -> tuple[list[float], float]:
     """Gaps of the steps that count, and finetune tokens/s in them: as many steps from the same context on."""
     batch, steps = row["batch"], SKIP + row["steps"]
     requests = endless(Load(batch, batch * PROMPT, PROMPT), steps)
-    scenario = Scenario(requests, steps * 1.2 * max(row["target_ms"], row["p99_ms"]) / 1e3, row["target_ms"], seed=seed)
-    program = Program(on.device, head_parts=HEAD_PARTS)
-    done = Simulation(scenario, on.device, bind(row["policy"]), on.predictor(), [program]).run().steps
+    longest_ms = row["p99_ms"] if target_ms == _NO_TARGET_MS else max(target_ms, row["p99_ms"])
+    scenario = Scenario(requests, steps * 1.2 * longest_ms / 1e3, target_ms, jobs=(_JOB,), seed=seed)
+    done = Simulation(scenario, on.device, policy, on.predictor(), [program]).run().steps
     counted = slice(SKIP, steps)
     gaps = done.gap_ms[counted]
     tasklets = sum(done.beside[counted]) + sum(done.after[counted])
