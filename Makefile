@@ -34,10 +34,10 @@ run: $(INSTALLED)
 
 test: $(DEVELOPED)
 	@scripts/system-packages.sh
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m 'not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m 'not gpu' -ra --durations=15 $(PYTEST_ARGS)
 
 test-gpu: $(DEVELOPED)
-	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m gpu -ra $(PYTEST_ARGS)
 
 check: $(DEVELOPED)
 	$(BIN)/ruff check .
