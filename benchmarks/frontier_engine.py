@@ -206,7 +206,7 @@ class Bench:
         for one in ran:
             if point.mode == "policy":
                 self._predictor.observe_tasklet(one.layout, one.kind, one.ms, one.padded, one.kv_tokens)
-            elif one.layout != WHOLE:
+            elif point.mode == "fixed" and one.layout != WHOLE:
                 mean = self._kind_ms[one.layout, one.kind]
                 self._kind_ms[one.layout, one.kind] = mean + 0.1 * (one.ms - mean)
         return answer

@@ -43,32 +43,42 @@ class Part(NamedTuple):
     command: Sequence[str]
 
 
-def parts(trace: Path | None, data: Path | None) -> list[Part]:
-    """In order of worth; without a trace there is no replay of one."""
+def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
+    """In order of worth; without a trace there is no replay of one. folder: where the session keeps what it makes."""
+    tuned = ["env", f"SGLANG_LORA_CONFIG_DIR={folder / 'lora'}", sys.executable]  # as one of the parts has found it
 
     def test(*paths: str) -> list[str]:
         # Without conftest.py, which imports packages of the whole project: these tests need none of it.
-        return ["-m", "pytest", "--noconftest", "-x", "-q", "-m", "gpu or not gpu", "--durations=5", *paths]
+        return ["-m", "pytest", "--noconftest", "-q", "--durations=5", *paths]
 
     def live(*more: str) -> list[str]:
         given = [*(("--trace", str(trace)) if trace else ()), *(("--data", str(data)) if data else ())]
-        return ["-m", "benchmarks.live", *given, *more]
+        return [*tuned, "-m", "benchmarks.live", *given, *more]
 
     def memcheck(*tests: str) -> list[str]:
         return ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", sys.executable, *test(*tests)]
 
     large = ["--shape", "llama-3-8b", "--attention", "fa3", "--memory", "0.45", "--plain-memory", "0.6"]
-    frontier = ["-m", "benchmarks.frontier", "--attention", "fa3"]
+    plain = ["-m", "benchmarks.frontier", "--attention", "fa3"]
+    frontier = [*tuned, *plain]
     few = ["--few", "harli", "tasklet_slices", "step_slices", "chunked"]
+
+    def lora(kernels: str) -> Part:
+        return Part(f"lora_{kernels}", f"decode with SGLang's own LoRA kernels, {kernels}", 70,
+                    [*plain, "--lora", kernels, "--batches", "32", "128", "--splits", "96", "--steps", "100",
+                     "--policies", "--few", "--seconds", "65", "--name", f"frontier_lora_{kernels}"])  # fmt: skip
+
     found = [
         Part("tests", "partitions, executor and captured tasklets on the device", 100,
              test("tests/partition/test_green.py", "tests/runtime/test_streams.py", "tests/finetune/test_captured.py",
                   "tests/finetune/test_captured_job.py")),
+        Part("lora_kernels", "SGLang's LoRA kernels by grid and blocks; the best blocks are used from here on", 60,
+             ["-m", "benchmarks.lora_kernels", "--configs", str(folder / "lora")]),
         Part("frontier", "every layout and the policies at batches of 32 and 128", 390,
              [*frontier, "--batches", "32", "128", "--steps", "150", "--policies", "hybrid", *few, "--seconds", "370"]),
         Part("live", "the first start with its profile; no job against SGLang alone; checkpoints; replay; decode-only",
              580, live("--parts", "profile", "no_job", "checkpoints", *(("replay",) if trace else ()), "decode_only",
-                       "--steps", "10000", "--seconds", "25", "--limit-s", "540", *large)),
+                       "--steps", "10000", "--speeds", "1", "4", "--seconds", "20", "--limit-s", "540", *large)),
         Part("tokens", "256 greedy answers with and without a job", 110,
              live("--parts", "tokens", "--shape", "bundled", "--micro-batch-tokens", "512", "--memory", "0.3")),
         Part("kernels", "Triton kernels against plain torch", 40, test("tests/finetune/test_kernels.py")),
@@ -76,12 +86,8 @@ def parts(trace: Path | None, data: Path | None) -> list[Part]:
              ["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *memcheck("tests/finetune/test_kernels.py")]),
         Part("memcheck_job", "compute-sanitizer over a small captured job", 60,
              memcheck("tests/finetune/test_captured_job.py::test_metrics_are_those_of_the_eager_trainer")),
-        *(
-            Part(f"lora_{kernels}", f"decode with SGLang's own LoRA kernels, {kernels}", 70,
-                 [*frontier, "--lora", kernels, "--batches", "32", "128", "--splits", "96", "--steps", "100",
-                  "--policies", "--few", "--seconds", "65", "--name", f"frontier_lora_{kernels}"])
-            for kernels in ("csgmv", "triton")
-        ),
+        lora("csgmv"),
+        Part("arena", "the arena on the driver's own pages", 20, test("tests/memory/test_gpu.py")),
         Part("memory", "pages between KV cache and finetuning", 60, ["-m", "benchmarks.memory", "--seconds", "8"]),
         Part("exclusive", "our trainer alone, and the bound of its matrix products", 45,
              ["-m", "benchmarks.exclusive", "--trainers", "products,harli", "--seconds", "3"]),
@@ -94,6 +100,7 @@ def parts(trace: Path | None, data: Path | None) -> list[Part]:
         Part("qwen", "the frontier of Qwen2.5-7B's shape at a batch of 32", 110,
              [*frontier, "--model", "qwen2.5-7b", "--batches", "32", "--steps", "100", "--policies", "hybrid", "--few",
               "--seconds", "100", "--name", "frontier_qwen"]),
+        lora("triton"),
         Part("batches", "the frontier at batches of 8 and 64", 160,
              [*frontier, "--batches", "8", "64", "--steps", "120", "--policies", "hybrid", "--few", "--seconds", "140",
               "--name", "frontier_batches"]),
@@ -109,7 +116,7 @@ def run(part: Part, folder: Path, seconds: float, environment: dict[str, str]) -
         log.write(f"$ {' '.join(command)}\n".encode())
         log.flush()
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+            command, cwd=ROOT, stdout=log, stderr=log, process_group=0,
             env=os.environ | environment | {"PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
         try:
@@ -169,13 +176,14 @@ def main() -> None:
     arguments.add_argument("--again", action="store_true", help="also what is through already")
     arguments.add_argument("--dry", action="store_true", help="list the parts and about what they take")
     options = arguments.parse_args()
-    every = {part.name: part for part in parts(options.trace, options.data)}
+    every = {part.name: part for part in parts(options.folder.resolve(), options.trace, options.data)}
     if unknown := set(options.parts or ()) - set(every):
         arguments.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(every)}")
     chosen = [every[name] for name in options.parts or every]
     if options.dry:
         _list(chosen)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a part that runs is ended too
     options.folder.mkdir(parents=True, exist_ok=True)
     file = options.folder / "session.json"
     done: dict[str, Any] = json.loads(file.read_text()) if file.is_file() and not options.again else {}

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.frontier import TARGETS, planned
+from benchmarks import lora_kernels
+from benchmarks.frontier import MODELS, TARGETS, adapter_tensors, planned
 from benchmarks.frontier_page import FIXED, GOALS, NOTHING, PAGE, PLOT, best, figures, live, plot, read
 from benchmarks.gpu_session import main as session
 from benchmarks.gpu_session import parts
@@ -75,6 +76,26 @@ def test_what_has_not_been_measured_is_said_to_be_so() -> None:
     assert empty["no_job"] == empty["served"] == empty["more"] == NOTHING
 
 
+def test_the_kernels_that_are_timed_multiply_by_all_of_an_adapter() -> None:
+    shape = MODELS["llama-3-8b"] | {"num_hidden_layers": 1}
+    tensors, _ = adapter_tensors(shape, lora_kernels.RANK)
+    timed = sum(
+        lora_kernels.RANK * (len(pair.outputs) * pair.inputs + sum(pair.outputs)) for pair in lora_kernels.pairs(shape)
+    )
+    assert timed == sum(tensor.numel() for tensor in tensors.values())
+
+
+def test_a_steps_sum_counts_every_layer_and_the_blocks_that_are_faster() -> None:
+    us = {"sglang": 40.0, "bounded": 20.0, "shrink": 15.0, "expand": 25.0, "dense": 10.0}
+    rows = [
+        {"pair": pair.name, "batch": 32, "what": what, "us": value, "shrink": {}, "expand": {}}
+        for pair in lora_kernels.pairs(MODELS["llama-3-8b"])
+        for what, value in us.items()
+    ]
+    found = lora_kernels.per_step(rows, MODELS["llama-3-8b"], 32)
+    assert found == {"sglang": 5.12, "bounded": 2.56, "tuned": 1.92, "dense": 1.28}
+
+
 def test_gaps_count_as_often_as_requests_saw_them() -> None:
     assert quantile([(5.0, 1), (1.0, 98), (9.0, 1)], 0.5) == 1.0
     assert quantile([(5.0, 1), (1.0, 98), (9.0, 1)], 0.99) == 5.0
@@ -90,7 +111,7 @@ def test_the_interval_of_a_p99_is_of_whole_turns_drawn_again() -> None:
 
 
 def test_every_part_of_the_session_is_a_command_of_this_checkout(tmp_path: Any) -> None:
-    found = parts(tmp_path / "trace.csv", None)
+    found = parts(tmp_path, tmp_path / "trace.csv", None)
     assert len({part.name for part in found}) == len(found)
     soak = next(n for n, part in enumerate(found) if part.name == "soak")
     assert sum(part.seconds for part in found[:soak]) <= 27 * 60
@@ -100,7 +121,7 @@ def test_every_part_of_the_session_is_a_command_of_this_checkout(tmp_path: Any) 
         path = word.split("::")[0]
         if path.startswith("tests/"):
             assert (PAGE.parent.parent / path).is_file(), path
-    assert "--trace" not in {word for part in parts(None, None) for word in part.command}
+    assert "--trace" not in {word for part in parts(tmp_path, None, None) for word in part.command}
     assert set(POLICIES) >= {word for part in found if "--few" in part.command for word in _few(part.command)}
 
 
