@@ -6,13 +6,14 @@ They are processes of their own, on free ports and in temporary data directories
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -30,15 +31,27 @@ from tests.machine import ROOT
 
 T = TypeVar("T")
 _PARTS = TypeAdapter(list[Part])
+_RANDOM = random.SystemRandom()  # two processes of tests never draw the same
 _READY_S = 240.0
 _STOPPED_S = 90.0
 
 
+def _ports() -> range:
+    """Those that connections going out are not given, where the machine leaves some: one that is free stays so until
+    the process that it is for has started."""
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    return range(10_000, first_outgoing if first_outgoing > 11_000 else 65_536)
+
+
 def free_ports(count: int) -> list[int]:
     """Ports of the loopback address that nothing listens on now, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
+    found: list[int] = []
+    while len(found) < count:
+        port = _RANDOM.choice(_ports())
+        if port not in found:
+            with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                found.append(port)
+    return found
 
 
 def until(condition: Callable[[], T | None], timeout_s: float = 30.0, what: str = "it", pause_s: float = 0.05) -> T:
