@@ -229,15 +229,14 @@ def undeploy(control: Control, name: str) -> schemas.Adapter:
 
 
 def want(session: Session, record: AdapterRecord | AdapterAliasRecord, version: int | None) -> None:
-    """Say what the engine is to serve; clears an earlier failure, so that it is tried again."""
+    """Say what the engine is to serve; clears an earlier failure, so that it is tried again. What it serves under the
+    name already answers until the other version is loaded."""
     record.wanted_version = version
     record.error = None
-    if version is not None and record.deployed_version == version:
-        record.deployment = "deployed"
-    elif record.deployed_version is not None:
-        record.deployment = "unloading"
+    if version is not None:
+        record.deployment = "deployed" if record.deployed_version == version else "loading"
     else:
-        record.deployment = "loading" if version is not None else "none"
+        record.deployment = "unloading" if record.deployed_version is not None else "none"
     words = {"version": version, "address": record.address}
     changes.add(session, "adapters", "wanted", record.name, tenant=record.tenant, **words)
 

@@ -1,7 +1,7 @@
 """Aliases: names for versions of an adapter that applications keep calling while the version behind them changes.
 
-The engine serves what an alias stands for under ``name@alias``, so that any OpenAI client can call it. Promoting drains
-the version before: it is let go when the requests that use it have ended, and the next one takes its place.
+The engine serves what an alias stands for under ``name@alias``, so that any OpenAI client can call it. Promoting loads
+the next version beside the one before, which answers until the next one does and then ends the requests that it has.
 """
 
 from __future__ import annotations

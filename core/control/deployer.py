@@ -1,8 +1,10 @@
 """Making the engine serve the adapters that are wanted, over its own HTTP routes: each under its name, and what an
 alias stands for under ``name@alias``.
 
-What is wanted and what is served stand in the store; each call looks for a difference and takes one step. A refusal is
-kept as the adapter's error until someone asks again; an engine that does not answer is asked again.
+What is wanted and what is served stand in the store; each call looks for a difference and takes one step. A version
+that takes another one's place is loaded while that one still answers; the engine then lets requests go to the new one,
+and the old one go when its requests have ended (`core.serving.exchange`). A refusal is kept as the adapter's error
+until someone asks again; an engine that does not answer is asked again.
 """
 
 from __future__ import annotations
@@ -65,23 +67,20 @@ class Deployer:
         return served != record.wanted_version or record.deleted
 
     def _step(self, http: httpx.Client, engine_id: str, record: Record) -> None:
-        if record.engine_id == engine_id and record.deployed_version is not None:
-            self._unload(http, engine_id, record)
-        elif record.wanted_version is not None:
+        if record.wanted_version is not None and not record.deleted:
             self._load(http, engine_id, record, record.wanted_version)
+        elif record.engine_id == engine_id and record.deployed_version is not None:
+            self._unload(http, engine_id, record)
         else:
             self._note(engine_id, record, None, None)
 
     def _load(self, http: httpx.Client, engine_id: str, record: Record, version: int) -> None:
         body = {"lora_name": record.address, "lora_path": str(self._control.adapter_folder(record.name, version))}
         answer = http.post("/load_lora_adapter", json=body)
-        if answer.is_error and "already loaded" in answer.text:
-            # Loaded by a dispatcher that ended before it could say so; which version is not known.
-            http.post("/unload_lora_adapter", json={"lora_name": record.address}, timeout=UNLOAD_TIMEOUT_S)
-            answer = http.post("/load_lora_adapter", json=body)
         named = f"{record.name}@{version}" + (f" as {record.address}" if record.address != record.name else "")
         if answer.is_error:
-            self._note(engine_id, record, None, self._refusal("load", named, answer))
+            served = record.deployed_version if record.engine_id == engine_id else None
+            self._note(engine_id, record, served, self._refusal("load", named, answer))
         else:
             logger.info("engine %s serves adapter %s", engine_id, named)
             self._note(engine_id, record, version, None)
@@ -123,7 +122,7 @@ class Deployer:
             elif record.wanted_version == version:
                 record.deployment = "deployed" if version is not None else "none"
             else:
-                record.deployment = "unloading" if version is not None else "loading"
+                record.deployment = "loading" if record.wanted_version is not None else "unloading"
             changes.add(
                 session, "adapters", record.deployment, old.name,
                 tenant=record.tenant, version=version, address=record.address,

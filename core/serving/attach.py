@@ -24,7 +24,7 @@ from core.link.messages import Hello, StartJob
 from core.link.transport import EngineEnd
 from core.runtime.memory import Broker
 from core.runtime.runtime import Load, Prepared, Runtime
-from core.serving import activation
+from core.serving import activation, exchange
 from core.serving.elastic import elastic_kv
 from core.serving.plugin import ENGINE_ID
 from core.serving.versions import in_force, versions
@@ -152,13 +152,13 @@ class Attachment:
         return [self._adapter(r.lora_id) for r in requests] if self.runtime.asks_for_adapters else ()
 
     def _adapter(self, lora_id: str | None) -> str | None:
-        """The name under which the adapter with SGLang's id was loaded; an id is never given twice."""
+        """The name under which the adapter with SGLang's id is served; an id is never given twice."""
         if lora_id is None:
             return None
         name = self._adapters.get(lora_id)
         if name is None:
             reference = self._scheduler.tp_worker.model_runner.lora_manager.lora_refs.get(lora_id)
-            name = reference.lora_name if reference is not None else None
+            name = exchange.name_of(reference.lora_name) if reference is not None else None
             if name is not None:
                 self._adapters[lora_id] = name
         return name

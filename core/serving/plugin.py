@@ -15,6 +15,7 @@ ENGINE_ID = "HARLI_ENGINE_ID"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _KV_CACHE = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _OPENAI = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase"
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _SIGNALS = "sglang.srt.managers.tokenizer_manager.SignalHandler"
 
 
@@ -24,6 +25,7 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from core.serving import exchange
     from core.serving.versions import require_sglang
 
     require_sglang()
@@ -37,6 +39,7 @@ def register() -> None:
     HookRegistry.register(f"{_KV_CACHE}._build_mha_kv_pool", _build_mha_kv_pool, around)
     HookRegistry.register(f"{_KV_CACHE}._build_token_to_kv_pool_allocator", _build_slot_allocator, around)
     HookRegistry.register(f"{_OPENAI}._parse_model_parameter", _parse_model_parameter, around)
+    HookRegistry.register(f"{_MANAGER}.load_lora_adapter", exchange.load, around)
     HookRegistry.register(f"{_SIGNALS}.sigterm_handler", _sigterm, HookType.REPLACE)
 
 

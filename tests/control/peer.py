@@ -104,11 +104,13 @@ class EnginePeer:
 
 
 class AdapterServer:
-    """SGLang's two adapter routes: one version per name; unloading waits while `in_use` is set. Asked in a chat, an
+    """The engine's two adapter routes. Loading under a name that is taken exchanges the two: `loaded` has the new one,
+    and the old one is `draining` while `in_use` is set; that is also as long as unloading waits. Asked in a chat, an
     adapter says from which folder it was loaded."""
 
     def __init__(self) -> None:
         self.loaded: dict[str, str] = {}
+        self.draining: list[str] = []
         self.calls: list[tuple[str, str]] = []
         self.in_use = threading.Event()
         self.refuse: str | None = None
@@ -141,7 +143,9 @@ class AdapterServer:
 
     def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if path == "/v1/chat/completions":
-            loaded = self.loaded[body["model"].partition(":")[2]]
+            loaded = self.loaded.get(body["model"].partition(":")[2])
+            if loaded is None:
+                return 404, {"error": {"message": f"model {body['model']} is not served here"}}
             text = f"{body['messages'][0]['content']} {loaded}"
             usage = {"completion_tokens": body["max_tokens"]}
             return 200, {"choices": [{"message": {"content": text}}], "usage": usage}
@@ -151,8 +155,7 @@ class AdapterServer:
             if self.refuse is not None:
                 return 400, {"success": False, "error_message": self.refuse}
             if name in self.loaded:
-                message = f"Failed to load LoRA adapter {name} because it is already loaded"
-                return 400, {"success": False, "error_message": message}
+                threading.Thread(target=self._drain, args=(self.loaded[name],), daemon=True).start()
             self.loaded[name] = body["lora_path"]
             return 200, {"success": True}
         if name not in self.loaded:
@@ -161,6 +164,12 @@ class AdapterServer:
             time.sleep(0.02)
         self.loaded.pop(name, None)
         return 200, {"success": True}
+
+    def _drain(self, path: str) -> None:
+        self.draining.append(path)
+        while self.in_use.is_set():
+            time.sleep(0.02)
+        self.draining.remove(path)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from core.api import schemas
@@ -90,12 +92,50 @@ def test_the_engine_serves_it_under_its_own_name_until_it_is_deleted(
     until(lambda: alias(control).deployment == "deployed")
     assert [model.id for model in openai_models.page(control).data] == ["small", "captain", "captain@prod"]
     assert openai_models.served(control, "captain@prod").model == "small:captain@prod"
-    adapter_server.in_use.set()
     aliases.promote(control, "captain", "prod", 2)
-    assert alias(control).deployment == "unloading", "requests that use it end first"
-    adapter_server.in_use.clear()
     serves(captain=3, captain_prod=2)
     aliases.delete(control, "captain", "prod")
     with pytest.raises(NotFound, match="no model captain@prod"):
         openai_models.served(control, "captain@prod")
     serves(captain=3)
+
+
+def test_promoting_leaves_no_moment_in_which_a_request_is_not_answered(
+    control: Control,
+    connect: Callable[..., EnginePeer],
+    adapter_server: AdapterServer,
+    captain: schemas.Adapter,
+) -> None:
+    connect(http_url=adapter_server.url).hello()
+    aliases.promote(control, "captain", "prod", 1)
+    until(lambda: alias(control).deployed_version == 1)
+    adapter_server.in_use.set()  # a request that the version before has to answer to its end
+    answers: list[str] = []
+    refused: list[object] = []
+    enough = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client() as http:
+            while not enough.is_set():
+                try:
+                    served = openai_models.served(control, "captain@prod")
+                    body = {"model": served.model, "messages": [{"content": "Who?"}], "max_tokens": 1}
+                    answer = http.post(f"{served.url}/v1/chat/completions", json=body)
+                    answers.append(answer.raise_for_status().json()["choices"][0]["message"]["content"])
+                except (NotFound, httpx.HTTPError) as error:
+                    refused.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for version in (2, 3, 1):
+            aliases.promote(control, "captain", "prod", version)
+            shown = f"Who? {control.adapter_folder('captain', version)}"
+            until(lambda shown=shown: answers[-1:] == [shown], what=f"an answer of version {version}")  # type: ignore[misc]
+            assert alias(control).deployment in ("loading", "deployed")
+    finally:
+        enough.set()
+        asking.join(10)
+        adapter_server.in_use.clear()
+    assert refused == []
+    assert list(dict.fromkeys(answers)) == [f"Who? {control.adapter_folder('captain', v)}" for v in (1, 2, 3)]

@@ -53,19 +53,35 @@ def test_a_wanted_version_is_loaded_from_its_folder(
     assert adapters.deploy(control, "captain", 1).deployment == "deployed", "what is served already stays"
 
 
-def test_a_new_version_replaces_the_old_one_when_its_requests_have_ended(
+def test_a_new_version_takes_the_old_ones_place_and_that_one_goes_when_its_requests_have_ended(
     control: Control, served: AdapterServer, captain: schemas.Adapter, tmp_path: Path
 ) -> None:
     adapters.deploy(control, "captain", None)
     reaches(control, "captain", "deployed", 1)
     adapters.upload(control, files.adapter(tmp_path / "second"), "captain", True)
+    first, second = (str(control.adapter_folder("captain", version)) for version in (1, 2))
     served.in_use.set()
-    assert adapters.deploy(control, "captain", None).deployment == "unloading"
-    until(lambda: ("/unload_lora_adapter", "captain") in served.calls)
-    assert adapters.get(control, "captain").deployed_version == 1
-    served.in_use.clear()
+    assert adapters.deploy(control, "captain", None).deployment == "loading"
     reaches(control, "captain", "deployed", 2)
-    assert served.loaded == {"captain": str(control.adapter_folder("captain", 2))}
+    assert served.loaded == {"captain": second}
+    assert served.draining == [first]
+    assert ("/unload_lora_adapter", "captain") not in served.calls, "the name would be gone in between"
+    served.in_use.clear()
+    until(lambda: served.draining == [])
+
+
+def test_a_version_that_is_refused_leaves_the_one_that_is_served(
+    control: Control, served: AdapterServer, captain: schemas.Adapter, tmp_path: Path
+) -> None:
+    adapters.deploy(control, "captain", None)
+    reaches(control, "captain", "deployed", 1)
+    adapters.upload(control, files.adapter(tmp_path / "second"), "captain", True)
+    served.refuse = "no memory is left"
+    adapters.deploy(control, "captain", None)
+    failed = reaches(control, "captain", "failed", 1)
+    assert failed.error is not None
+    assert "captain@2: no memory is left" in failed.error.message
+    assert served.loaded == {"captain": str(control.adapter_folder("captain", 1))}
 
 
 def test_requests_that_do_not_end_are_said_and_waited_for(
