@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from core.policy import POLICIES, bind
-from core.policy.types import WHOLE, JobView, Layout, StepState
+from core.policy.types import WHOLE, JobView, Layout, StepPlan, StepState
 from tests.policy.clockwork import CONFINED, HALF, KINDS, LAYOUTS, SMALL, Clockwork, state
 
 NAMES = sorted(POLICIES)
+# Making a state takes longer than any policy takes with it: each is shown to all of them.
+HOLDING = ("hybrid", "harli", "tasklet_slices", "step_slices")
 ABSENT = Layout("split", 32, 100)  # the predictor knows no such partition, and no state has it
 
 
@@ -40,41 +42,44 @@ def states(draw: st.DrawFn) -> StepState:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=200, deadline=None)
 @given(st.lists(states(), min_size=1, max_size=6))
-def test_a_plan_can_be_carried_out(name: str, run: list[StepState]) -> None:
-    policy, device = bind(name), Clockwork()
-    memory = policy.MEMORY
-    for now in run:
-        plan, memory = policy.plan(now, device, memory)
-        tasklets = plan.beside + plan.after
-        assert plan.layout in now.layouts
-        assert plan.beside >= 0 and plan.after >= 0
-        assert plan.reason
-        if plan.layout == WHOLE:
-            assert not plan.beside
-        if tasklets:
-            job = next(job for job in now.jobs if job.job_id == plan.job)
-            assert tasklets <= len(job.tasklets)
-            assert job.pages <= now.free_pages
-            assert job is now.jobs[0] or now.jobs[0].boundary
-            assert not now.prefill_waiting
-            assert not plan.pause
+def test_a_plan_can_be_carried_out(run: list[StepState]) -> None:
+    for name in NAMES:
+        note(name)
+        policy, device = bind(name), Clockwork()
+        memory = policy.MEMORY
+        for now in run:
+            plan, memory = policy.plan(now, device, memory)
+            can_be_carried_out(plan, now)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def can_be_carried_out(plan: StepPlan, now: StepState) -> None:
+    tasklets = plan.beside + plan.after
+    assert plan.layout in now.layouts
+    assert plan.beside >= 0 and plan.after >= 0
+    assert plan.reason
+    if plan.layout == WHOLE:
+        assert not plan.beside
+    if tasklets:
+        job = next(job for job in now.jobs if job.job_id == plan.job)
+        assert tasklets <= len(job.tasklets)
+        assert job.pages <= now.free_pages
+        assert job is now.jobs[0] or now.jobs[0].boundary
+        assert not now.prefill_waiting
+        assert not plan.pause
+
+
 @settings(max_examples=50, deadline=None)
 @given(states())
-def test_the_same_state_and_memory_give_the_same_plan(name: str, now: StepState) -> None:
-    policy = bind(name)
-    assert policy.plan(now, Clockwork(), policy.MEMORY) == policy.plan(now, Clockwork(), policy.MEMORY)
+def test_the_same_state_and_memory_give_the_same_plan(now: StepState) -> None:
+    for policy in map(bind, NAMES):
+        assert policy.plan(now, Clockwork(), policy.MEMORY) == policy.plan(now, Clockwork(), policy.MEMORY), policy
 
 
-@pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=50, deadline=None)
 @given(states(), st.sampled_from(("memory", "prefill", "stale", "no job")))
-def test_the_plan_is_decode_alone_when_finetuning_may_not_run(name: str, now: StepState, why: str) -> None:
+def test_the_plan_is_decode_alone_when_finetuning_may_not_run(now: StepState, why: str) -> None:
     now = {
         "memory": replace(now, free_pages=-1),
         "prefill": replace(now, prefill_waiting=100),
@@ -83,27 +88,31 @@ def test_the_plan_is_decode_alone_when_finetuning_may_not_run(name: str, now: St
         "no job": replace(now, jobs=()),
     }[why]
     device = Clockwork(stale="bounds were missed" if why == "stale" else "")
-    policy = bind(name)
-    plan, _ = policy.plan(now, device, policy.MEMORY)
-    assert plan.beside == plan.after == 0
+    for policy in map(bind, NAMES):
+        plan, _ = policy.plan(now, device, policy.MEMORY)
+        assert plan.beside == plan.after == 0, policy
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "static"])
 @settings(max_examples=200, deadline=None)
 @given(states(), st.floats(-5.0, 6.0))
-def test_a_target_under_a_step_of_decode_alone_leaves_no_finetuning(name: str, now: StepState, slack: float) -> None:
+def test_a_target_under_a_step_of_decode_alone_leaves_no_finetuning(now: StepState, slack: float) -> None:
     now = replace(now, batch=8, padded=8, slack_ms=(slack,), target_ms=(6.0,), jobs=state().jobs)
-    policy = bind(name)
-    memory = policy.MEMORY
-    for _ in range(3):
-        plan, memory = policy.plan(now, Clockwork(), memory)
-        assert plan.beside == plan.after == 0
+    for policy in (bind(name) for name in NAMES if name != "static"):
+        memory = policy.MEMORY
+        for _ in range(3):
+            plan, memory = policy.plan(now, Clockwork(), memory)
+            assert plan.beside == plan.after == 0, policy
 
 
-@pytest.mark.parametrize("name", ["hybrid", "harli", "tasklet_slices", "step_slices"])
 @settings(max_examples=300, deadline=None)
 @given(states())
-def test_what_is_planned_holds_the_tightest_target_by_the_bounds(name: str, now: StepState) -> None:
+def test_what_is_planned_holds_the_tightest_target_by_the_bounds(now: StepState) -> None:
+    for name in HOLDING:
+        note(name)
+        holds_the_tightest_target(name, now)
+
+
+def holds_the_tightest_target(name: str, now: StepState) -> None:
     policy, device = bind(name, **({"allowance": 0.0} if name in ("hybrid", "tasklet_slices") else {})), Clockwork()
     plan, _ = policy.plan(now, device, policy.MEMORY)
     if not now.batch or not now.slack_ms or not plan.beside + plan.after:
