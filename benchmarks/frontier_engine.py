@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from benchmarks.frontier import PROMPT, SKIP, Point, point_of
+from benchmarks.frontier import MODELS, PROMPT, SKIP, Point, adapter_tensors, point_of
 from core.finetune.random_work import RandomWork
 from core.partition import green
 from core.policy import bind
@@ -31,7 +31,7 @@ _AHEAD = 64
 _MS_CYCLES = 1_900_000  # of an H200's clock, about a millisecond
 
 
-def feed_of(model: Any, model_path: Path, partitions: Any, tokens: int, rank: int) -> RandomWork:
+def feed_of(model: Any, model_path: Path, partitions: Any, options: dict[str, Any]) -> RandomWork:
     """Endless random micro-batches; what they trained is counted by `Bench.tokens`."""
     from core.finetune.captured import CapturedTrainer, Slot
     from core.finetune.fused import FusedWeights
@@ -39,9 +39,9 @@ def feed_of(model: Any, model_path: Path, partitions: Any, tokens: int, rank: in
 
     weights = FusedWeights.of(model, shared_model(model, model_path))
     streams = list(dict.fromkeys(part.finetune for part in partitions.parts))
-    trainer = CapturedTrainer(weights, Slot(rank, tokens), streams)
+    trainer = CapturedTrainer(weights, Slot(options["rank"], options["micro_batch_tokens"]), streams)
     places = {part.layout: streams.index(part.finetune) for part in partitions.parts}
-    return RandomWork(trainer, places, weights.shape.vocabulary, _fresh_lora(weights, rank))
+    return RandomWork(trainer, places, weights.shape.vocabulary, _fresh_lora(options["model"], options["rank"]))
 
 
 class Bench:
@@ -62,8 +62,7 @@ class Bench:
         free = torch.cuda.mem_get_info()[0]
         with torch.inference_mode(False), torch.enable_grad():
             model = scheduler.tp_worker.model_runner.model
-            tokens, rank = options["micro_batch_tokens"], options["rank"]
-            self.feed = feed_of(model, folder / "model", self.partitions, tokens, rank)
+            self.feed = feed_of(model, folder / "model", self.partitions, options)
         self._kind_ms: dict[tuple[Layout, TaskletKind], float] = {}
         self._random = Random(0)
         self.stream = scheduler.forward_stream
@@ -323,13 +322,7 @@ class Bench:
             file.write(msgspec.json.encode(point) + b"\n")
 
 
-def _fresh_lora(weights: Any, rank: int) -> dict[str, torch.Tensor]:
-    """LoRA as peft begins it: A random, B zero."""
-    from core.finetune.fused import LoraState
-
-    state = LoraState(weights.shape, rank, torch.bfloat16, torch.device("cpu"))
-    generator = torch.Generator().manual_seed(0)
-    return {
-        name: torch.randn(place.shape, generator=generator) * (place.shape[1] ** -0.5) if "lora_A" in name else place
-        for name, place in state.named(state.masters)
-    }
+def _fresh_lora(model: str, rank: int) -> dict[str, torch.Tensor]:
+    """LoRA as peft begins it, by peft's names: A small and random; B, which is left out, zero."""
+    tensors, _ = adapter_tensors(MODELS[model], rank)
+    return {name.replace("lora_A", "lora_A.default"): value for name, value in tensors.items() if "lora_A" in name}

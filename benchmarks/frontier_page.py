@@ -71,6 +71,7 @@ def figures(results: dict[str, Any], served: dict[str, Any], others: dict[str, d
         "reached": "; ".join(_reached(rows, batch) for batch in batches) + ".",
         "alone": _alone(rows),
         "layouts": _layouts(rows),
+        "host": _host(rows),
         "exclusive": f"{results['setup']['exclusive_tokens_s']:,}",
         "tokens": _tokens(results["same_tokens"]),
         "more": "\n\n".join(_other(name, found) for name, found in others.items()) or NOTHING,
@@ -132,6 +133,14 @@ def _layouts(rows: Sequence[dict[str, Any]]) -> str:
         if row["policy"] in FIXED
     ]  # fmt: skip
     return table(["batch", "layout", "p50 ms", "p99 ms", "finetune tokens/s", "µs of the scheduler's thread"], lines)
+
+
+def _host(rows: Sequence[dict[str, Any]]) -> str:
+    """The scheduler thread's share of a step, of the rows in which something is trained."""
+    shares = sorted(row["host_us_p50"] / row["p50_ms"] / 10 for row in rows if row["finetune_tokens_s"])
+    middle, over = shares[len(shares) // 2], sum(share > 2.0 for share in shares)
+    text = f"{middle:.1f} % of the step at the median of {len(shares)} points, at most {shares[-1]:.1f} %"
+    return text + (f" (over 2 % at {over})" if over else "")
 
 
 def _tokens(same: dict[str, str]) -> str:
