@@ -15,8 +15,7 @@ from core.api import schemas
 from core.client.calls import Calls
 from core.client.chat import AsyncChatStream, ChatReader, ChatReply, broken, chat_request, raise_refusal
 from core.client.sent import RETRY_S, Following
-from core.client.steps import Request, Steps, raise_for, unreachable
-from core.client.synchronous import LIMITS
+from core.client.steps import LIMITS, Request, Steps, raise_for, unreachable
 from core.client.token import Bearer
 from core.errors import Unavailable
 

@@ -18,7 +18,7 @@ from core.client.files import Counted, Progress, opened
 from core.client.intake_calls import IntakeCalls
 from core.client.job_calls import JobCalls
 from core.client.rows import Rows
-from core.client.steps import Steps, ask, ask_rows, call, download, exchange
+from core.client.steps import Steps, ask, ask_rows, call, download, exchange, plain
 from core.errors import Conflict, Invalid, TooLarge
 
 T = TypeVar("T")
@@ -486,10 +486,6 @@ def build(model: type[T], fields: dict[str, Any]) -> T:
         fault = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in fault["loc"]) or model.__name__
         raise Invalid("invalid_request", f"{place}: {fault['msg']} (got {fault['input']!r})", place) from error
-
-
-def plain(value: Any) -> Any:
-    return value.model_dump() if hasattr(value, "model_dump") else value
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:

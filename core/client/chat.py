@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 
 from core.api import schemas
-from core.client.calls import plain
 from core.client.sent import ServerSent
-from core.client.steps import Request, raise_for, reason
+from core.client.steps import Request, plain, raise_for, reason
 from core.errors import HarliError, Invalid, Unavailable
 
 _SILENCE_S = 300.0

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from core.api import job_schemas as bodies
 from core.api import schemas
 from core.client.rows import Rows
-from core.client.steps import Steps, ask, ask_rows, call, exchange
+from core.client.steps import Steps, ask, ask_rows, call, exchange, plain
 
 
 class JobCalls:
@@ -74,13 +74,13 @@ class JobCalls:
         self, /, name: str, cron: str, job: schemas.JobCreate | dict[str, Any], **options: Any
     ) -> Steps[bodies.Schedule]:
         """Submit `job` whenever the cron line says; `options`: timezone, continued, only_new_data, enabled."""
-        json = {"name": name, "cron": cron, "job": _plain(job), **options}
+        json = {"name": name, "cron": cron, "job": plain(job), **options}
         return ask(bodies.Schedule, "POST", "/api/schedules", json=json)
 
     @call
     def update_schedule(self, /, schedule_id: str, **changes: Any) -> Steps[bodies.Schedule]:
         """Change name, cron, timezone, job, continued, only_new_data or enabled."""
-        json = {name: _plain(value) for name, value in changes.items()}
+        json = {name: plain(value) for name, value in changes.items()}
         return ask(bodies.Schedule, "PATCH", f"/api/schedules/{schedule_id}", json=json)
 
     @call
@@ -150,17 +150,18 @@ class JobCalls:
         finetune_tokens_day: int | None = None,
         running_jobs: int | None = None,
         waiting_jobs: int | None = None,
+        max_priority: int | None = None,
     ) -> Steps[bodies.Quota]:
-        """Set all of a tenant's limits; None: none."""
+        """Set all of a tenant's limits; None: none. `max_priority` is the highest that its jobs may be given; None: 0,
+        and any for the platform's own tenant."""
         update = bodies.QuotaUpdate(
-            finetune_tokens_day=finetune_tokens_day, running_jobs=running_jobs, waiting_jobs=waiting_jobs
+            finetune_tokens_day=finetune_tokens_day,
+            running_jobs=running_jobs,
+            waiting_jobs=waiting_jobs,
+            max_priority=max_priority,
         )
         return ask(bodies.Quota, "PUT", f"/api/quotas/{tenant}", json=update.model_dump())
 
 
 def _page(limit: int, cursor: str | None) -> dict[str, Any]:
     return {"limit": limit} if cursor is None else {"limit": limit, "cursor": cursor}
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json", exclude_unset=True) if hasattr(value, "model_dump") else value

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 M = TypeVar("M")
+LIMITS = httpx.Limits(max_connections=100, keepalive_expiry=30)
 
 
 @dataclass(frozen=True)
@@ -201,3 +202,8 @@ def unreachable(base_url: str, error: httpx.HTTPError) -> Unavailable:
 
 def reason(error: httpx.HTTPError) -> str:
     return str(error) or type(error).__name__
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold of `value`: of a model, the fields that were set."""
+    return value.model_dump(mode="json", exclude_unset=True) if hasattr(value, "model_dump") else value

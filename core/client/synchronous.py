@@ -15,12 +15,11 @@ from core.api import schemas
 from core.client.calls import Calls
 from core.client.chat import ChatReader, ChatReply, ChatStream, broken, chat_request, raise_refusal
 from core.client.sent import RETRY_S, Following
-from core.client.steps import Request, Steps, raise_for, unreachable
+from core.client.steps import LIMITS, Request, Steps, raise_for, unreachable
 from core.client.token import Bearer
 from core.errors import Unavailable
 
 T = TypeVar("T")
-LIMITS = httpx.Limits(max_connections=100, keepalive_expiry=30)
 
 
 class Client(Calls):
