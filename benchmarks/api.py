@@ -32,6 +32,7 @@ import numpy as np
 import psutil
 import psycopg
 import uvloop
+from sqlalchemy import insert
 
 from benchmarks import record
 from core.api import schemas
@@ -62,35 +63,37 @@ LIMITS_MS = {"listing and telemetry": 100.0, "consoles": 250.0}
 
 
 def fill(store: Store) -> None:
-    """Jobs, the newest of them waiting, and an hour of telemetry."""
+    """Jobs, no two of them asked for alike, the newest of them waiting, and an hour of telemetry."""
     time_ = now()
     spec = schemas.JobCreate(dataset="rows", adapter_name="bot", micro_batch_tokens=256, sequence_length=256, epochs=3)
     plain = spec.model_dump(mode="json")
+    jobs = []
+    for number in range(JOBS):
+        waits = number >= JOBS - WAITING
+        at = time_ - timedelta(minutes=JOBS - number)
+        jobs.append(
+            {
+                "id": f"job-{number:012x}",
+                "tenant": "default",
+                "name": f"Nightly run {number}",
+                "state": "paused" if waits else "succeeded",
+                "spec": {**plain, "adapter_name": f"bot-{number}", "seed": number},
+                "dataset_id": "ds-000000000000",
+                "dataset_name": "rows",
+                "adapter_name": f"bot-{number}",
+                "adapter_version": None if waits else 1,
+                "created_at": at,
+                "started_at": None if waits else at,
+                "ended_at": None if waits else at + timedelta(minutes=5),
+                "state_since": at,
+                "step": 0 if waits else 300,
+                "total_steps": None if waits else 300,
+                "loss": None if waits else 1.25,
+                "tokens": 0 if waits else 76_800,
+            }
+        )
     with store.write() as session:
-        for number in range(JOBS):
-            waits = number >= JOBS - WAITING
-            at = time_ - timedelta(minutes=JOBS - number)
-            session.add(
-                JobRecord(
-                    id=f"job-{number:012x}",
-                    tenant="default",
-                    name=f"Nightly run {number}",
-                    state="paused" if waits else "succeeded",
-                    spec=plain,
-                    dataset_id="ds-000000000000",
-                    dataset_name="rows",
-                    adapter_name=f"bot-{number}",
-                    adapter_version=None if waits else 1,
-                    created_at=at,
-                    started_at=None if waits else at,
-                    ended_at=None if waits else at + timedelta(minutes=5),
-                    state_since=at,
-                    step=0 if waits else 300,
-                    total_steps=None if waits else 300,
-                    loss=None if waits else 1.25,
-                    tokens=0 if waits else 76_800,
-                )
-            )
+        session.execute(insert(JobRecord), jobs)
         start = int(time_.timestamp()) - TELEMETRY_S
         for second in range(start, start + TELEMETRY_S):
             message = Telemetry(

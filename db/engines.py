@@ -32,6 +32,11 @@ def current(session: Session) -> EngineRecord | None:
     return session.scalar(select(EngineRecord).order_by(EngineRecord.since.desc()).limit(1))
 
 
+def state(session: Session) -> str | None:
+    """Of the current one."""
+    return session.scalar(select(EngineRecord.state).order_by(EngineRecord.since.desc()).limit(1))
+
+
 def newest_first(session: Session) -> list[EngineRecord]:
     return list(session.scalars(select(EngineRecord).order_by(EngineRecord.since.desc()).limit(200)))
 

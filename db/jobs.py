@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, Text, and_, delete, func, or_, select
-from sqlalchemy.orm import Mapped, Session, load_only, mapped_column
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    Row,
+    Select,
+    String,
+    Text,
+    and_,
+    cast,
+    delete,
+    func,
+    or_,
+    select,
+)
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from db.base import Base, BigId
 from db.scope import Owned, all_tenants
@@ -36,6 +52,7 @@ class JobRecord(Owned, Base):
         CheckConstraint("command IN ('pause', 'stop', 'save')", name="command"),
         Index(None, "state", "priority", "seq"),
         Index(None, "tenant", "seq"),
+        Index(None, "tenant", "state", "seq"),
         Index(None, "state", "seq"),
         {"sqlite_autoincrement": True},
     )
@@ -127,9 +144,10 @@ class JobLogRecord(Base):
     message: Mapped[str] = mapped_column(Text)
 
 
+_SPEC = cast(JobRecord.spec, Text).label("spec")
 # In the order of hand-out.
 _ORDER = (JobRecord.priority.desc(), func.coalesce(JobRecord.place, JobRecord.seq), JobRecord.seq)
-_BRIEF = (
+_BRIEF = select(
     JobRecord.id, JobRecord.tenant, JobRecord.name, JobRecord.state, JobRecord.command, JobRecord.stalls, JobRecord.held
 )  # fmt: skip
 
@@ -138,26 +156,37 @@ def find(session: Session, job_id: str) -> JobRecord | None:
     return session.scalar(select(JobRecord).where(JobRecord.id == job_id))
 
 
-def page(session: Session, limit: int, before: int | None, state: str | None) -> list[JobRecord]:
-    """Newest first, those with a `seq` below `before`, of one state or all."""
-    query = select(JobRecord).order_by(JobRecord.seq.desc()).limit(limit)
+def page(
+    session: Session, columns: tuple[str, ...], limit: int, before: int | None, state: str | None
+) -> Sequence[Row[Any]]:
+    """Some columns, by name, and `seq`; `spec` as the JSON that is stored. Newest first, those with a `seq` below
+    `before`, of one state or all."""
+    query = _newest_first(columns).limit(limit)
     if before is not None:
         query = query.where(JobRecord.seq < before)
     if state is not None:
         query = query.where(JobRecord.state == state)
-    return list(session.scalars(query))
+    return session.execute(query).all()
 
 
-def in_states(
-    session: Session, states: Collection[str], *, everyones: bool = False, brief: bool = False
-) -> list[JobRecord]:
+@functools.cache
+def _newest_first(columns: tuple[str, ...]) -> Select[Any]:
+    chosen = (_SPEC if name == "spec" else getattr(JobRecord, name) for name in columns)
+    return select(*chosen, JobRecord.seq).order_by(JobRecord.seq.desc())
+
+
+def in_states(session: Session, states: Collection[str], *, everyones: bool = False) -> list[JobRecord]:
     """In the order of hand-out: the highest priority first, then by place, which is age unless someone moved it.
-    `everyones`: those of all tenants, to be counted and not shown. `brief`: with what their place in the queue depends
-    on; the session fetches the rest of a row when it is looked at."""
+    `everyones`: those of all tenants, to be counted and not shown."""
     query = select(JobRecord).where(JobRecord.state.in_(states)).order_by(*_ORDER)
-    if brief:
-        query = query.options(load_only(*_BRIEF))
     return list(session.scalars(query, execution_options=all_tenants() if everyones else {}))
+
+
+def brief(session: Session, states: Collection[str]) -> Sequence[Row[str, str, str, str, str | None, int, bool]]:
+    """Of the jobs of all tenants in these states, to be counted and not shown, what their place in the queue depends
+    on: id, tenant, name, state, command, stalls, held. In the order of hand-out."""
+    query = _BRIEF.where(JobRecord.state.in_(states)).order_by(*_ORDER)
+    return session.execute(query, execution_options=all_tenants()).all()
 
 
 def next_waiting(session: Session, max_stalls: int, not_of: Collection[str] = ()) -> JobRecord | None:

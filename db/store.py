@@ -20,7 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from core.errors import HarliError, Unavailable
-from db import audit, migrate, scope
+from db import audit, migrate, scope, touched
 from db.audit import Actor
 from db.scope import Scope
 
@@ -39,7 +39,7 @@ class Store:
         self._engine = _engine(self.url)
         self._reading = self._engine.execution_options(harli_write=False, postgresql_readonly=True)
         self._writing = self._engine.execution_options(harli_write=True)
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[frozenset[str]], None]] = []
         self._scope: Scope | None = None
         self._actor: Actor | None = None
         try:
@@ -77,17 +77,19 @@ class Store:
     @contextlib.contextmanager
     def write(self) -> Iterator[Session]:
         """The only write transaction of the store at this moment; commits at the end, rolls back on any exception."""
-        info = scope.info(self._scope) | audit.info(self._actor)
+        info = scope.info(self._scope) | audit.info(self._actor) | touched.info()
         with Session(self._writing, expire_on_commit=False, info=info) as session, session.begin():
             yield session
             noted = self._actor is not None and audit.done(session, self._actor)
         if noted and self._actor is not None:
             self._actor.noted = True
+        tables = touched.tables(session)
         for listener in self._listeners:
-            listener()
+            listener(tables)
 
-    def on_commit(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each write of this process, on its thread; it must be quick and not raise."""
+    def on_commit(self, listener: Callable[[frozenset[str]], None]) -> None:
+        """Call `listener` with the tables that were written to (none, if there was nothing to write after all) after
+        each write transaction of this process, on its thread; it must be quick and not raise."""
         self._listeners.append(listener)
 
     def close(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Row, Text, cast, delete, func, null, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -39,9 +39,7 @@ def put(session: Session, resolution_s: int, rows: Iterable[tuple[datetime, Mapp
     session.execute(insert.on_conflict_do_update(index_elements=key, set_=change), values)
 
 
-def between(
-    session: Session, resolution_s: int, start: datetime, end: datetime | None = None
-) -> list[TelemetryRecord]:
+def between(session: Session, resolution_s: int, start: datetime, end: datetime | None = None) -> list[TelemetryRecord]:
     """Oldest first, start ≤ time < end."""
     query = select(TelemetryRecord).where(TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start)
     if end is not None:
@@ -55,6 +53,28 @@ def points(session: Session, resolution_s: int, start: datetime) -> list[tuple[d
         TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start
     )
     return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(TelemetryRecord.time))]
+
+
+def stored(
+    session: Session, resolution_s: int, start: datetime, *, raw: bool
+) -> Sequence[Row[datetime, int, str, bytes | None]]:
+    """time, resolution_s, point (as the JSON that is stored) and, where it is asked for, raw of the intervals from
+    `start` on, oldest first."""
+    query = select(
+        TelemetryRecord.time,
+        TelemetryRecord.resolution_s,
+        cast(TelemetryRecord.point, Text).label("point"),
+        TelemetryRecord.raw if raw else null().label("raw"),
+    ).where(TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start)
+    return session.execute(query.order_by(TelemetryRecord.time)).all()
+
+
+def newest_point(session: Session, resolution_s: int, start: datetime) -> dict[str, Any] | None:
+    """Of the last interval, if that began at `start` or later."""
+    query = select(TelemetryRecord.point).where(
+        TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start
+    )
+    return session.scalar(query.order_by(TelemetryRecord.time.desc()).limit(1))
 
 
 def first_time(session: Session, resolution_s: int, start: datetime | None = None) -> datetime | None:

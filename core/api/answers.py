@@ -1,68 +1,95 @@
-"""Answers that many ask for at once, as dashboards do: made once, and given as they are until the store changes."""
+"""Answers that many ask for at once, as dashboards do: made once, and given as they are until their tables change."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
+from anyio.to_thread import run_sync
 from fastapi import Response
 from pydantic import TypeAdapter
-from starlette.concurrency import run_in_threadpool
 
 from db.store import Store
 
-# How long a change made by another API process may go unnoticed; one of this process is noticed at once.
+# How long a change by the clock, or one made by another API process, may go unnoticed; one of this process is noticed
+# at once.
 _KEPT_S = 0.25
-_MOST = 256
+# Made at a time; more threads would only take the interpreter from one another.
+_AT_ONCE = 4
 
 
-@dataclass(frozen=True)
-class _Answer:
-    version: int
-    made: float
-    content: bytes
+@dataclass(eq=False)
+class _Making:
+    """An answer, or the way to it. `version` (of its tables) and `began` are None until it is a thread's turn to make
+    it."""
+
+    content: asyncio.Task[bytes]
+    version: int | None = None
+    began: float | None = None
+
+    def serves(self, version: int) -> bool:
+        """Whether who asks now may have it. What is yet to begin will see all that there is to see now."""
+        if self.began is None:
+            return True
+        if not self.content.done():
+            return self.version == version
+        young = time.monotonic() - self.began <= _KEPT_S
+        return young and self.version == version and self.content.exception() is None
 
 
 class Answers:
-    """Safe to use from any thread; `get` belongs to the event loop."""
+    """Belongs to the event loop."""
 
     def __init__(self, store: Store) -> None:
-        self._version = 0
-        self._answers: dict[Hashable, _Answer] = {}
-        self._making: dict[Hashable, threading.Lock] = {}
-        store.on_commit(self._changed)
+        self._written: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._kept: dict[Hashable, _Making] = {}
+        self._limiter = anyio.CapacityLimiter(_AT_ONCE)
+        store.on_commit(self._note)
 
-    def _changed(self) -> None:
-        self._version += 1
+    def _note(self, tables: frozenset[str]) -> None:
+        """On the writer's thread, before the writer goes on: who is told that something was changed finds it so."""
+        with self._lock:
+            self._written.update(tables)
 
     async def get(
-        self, key: Hashable, make: Callable[[], Any], kind: TypeAdapter[Any], *, steady: bool = False
+        self, key: Hashable, make: Callable[[], Any], kind: TypeAdapter[Any], tables: Collection[str]
     ) -> Response:
         """The answer under a key, which names all that it depends on: whose it is and what was asked. `make` is called
-        in a thread when there is none, or the store has changed since; `steady`: what it is made of changes by the
-        clock, so that a change of the store is no reason. `kind` turns it into JSON."""
-        content = self._fresh(key, steady)
-        if content is None:
-            content = await run_in_threadpool(self._made, key, make, kind, steady)
+        in a thread when there is none that is young enough, or this process has written to one of `tables` since.
+        `kind` turns it into JSON. What `make` raises is raised for all who wait for it."""
+        found = self._kept.get(key)
+        if found is None or not found.serves(self._version(tables)):
+            self._forget_old()
+            self._kept.pop(key, None)
+            found = self._kept[key] = self._start(make, kind, tables)
+        # Shielded: who hangs up takes nothing from the others.
+        content = found.content.result() if found.content.done() else await asyncio.shield(found.content)
         return Response(content, media_type="application/json")
 
-    def _fresh(self, key: Hashable, steady: bool) -> bytes | None:
-        found = self._answers.get(key)
-        if found is None or time.monotonic() - found.made > _KEPT_S:
-            return None
-        return found.content if steady or found.version == self._version else None
+    def _version(self, tables: Collection[str]) -> int:
+        return sum(self._written[table] for table in tables)
 
-    def _made(self, key: Hashable, make: Callable[[], Any], kind: TypeAdapter[Any], steady: bool) -> bytes:
-        if len(self._answers) >= _MOST:
-            self._answers, self._making = {}, {}
-        with self._making.setdefault(key, threading.Lock()):
-            # Whoever waited here while another one made it takes that.
-            content = self._fresh(key, steady)
-            if content is None:
-                version, made = self._version, time.monotonic()
-                content = kind.dump_json(make())
-                self._answers[key] = _Answer(version, made, content)
-            return content
+    def _start(self, make: Callable[[], Any], kind: TypeAdapter[Any], tables: Collection[str]) -> _Making:
+        async def run() -> bytes:
+            async with self._limiter:
+                making.version, making.began = self._version(tables), time.monotonic()
+                return await run_sync(lambda: kind.dump_json(make()))
+
+        making = _Making(asyncio.create_task(run()))
+        return making
+
+    def _forget_old(self) -> None:
+        """Those that began first stand first."""
+        limit = time.monotonic() - _KEPT_S
+        while self._kept:
+            key, oldest = next(iter(self._kept.items()))
+            if oldest.began is None or oldest.began > limit or not oldest.content.done():
+                return
+            del self._kept[key]

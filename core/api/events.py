@@ -62,10 +62,11 @@ class Broadcaster:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    def wake(self) -> None:
+    def wake(self, written: frozenset[str]) -> None:
         """From any thread: something was committed."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._woken.set)
+        if ChangeRecord.__tablename__ in written:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._woken.set)
 
     async def events(self, scope: Scope, last_id: int | None, ending: anyio.Event) -> AsyncIterator[ServerSentEvent]:
         """One connection's events, of what its scope shows: those after `last_id` that are still kept, then what comes.

@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from core.api import presets, schemas
@@ -26,6 +27,7 @@ from core.intake import packing, rows, tokenizer
 from db import adapters as adapter_rows
 from db import changes, idempotency
 from db import datasets as dataset_rows
+from db import engines as engine_rows
 from db import jobs as job_rows
 from db import samples as sample_rows
 from db.adapters import AdapterRecord
@@ -39,6 +41,8 @@ DEFAULT_EPOCHS = 3.0
 _LONGEST_WAIT = timedelta(days=3652)
 # A job that was interrupted this often in a row without a new checkpoint is not resumed by itself any more.
 MAX_STALLS = 3
+_SHOWN = tuple(name for name in schemas.Job.model_fields if name in JobRecord.__mapper__.columns)
+_JOBS = TypeAdapter(list[schemas.Job])
 
 # ---- looking ---------------------------------------------------------------------------------------------------------
 
@@ -51,9 +55,15 @@ def get(control: Control, job_id: str) -> schemas.Job:
 def page(control: Control, limit: int, cursor: str | None, state: str | None) -> schemas.Page[schemas.Job]:
     before = pages.key(cursor, int)
     with control.store.read() as session:
-        found = job_rows.page(session, limit + 1, before, state)
-        following = pages.cursor(found[limit - 1].seq) if len(found) > limit else None
-        return schemas.Page(items=views(session, found[:limit]), next=following)
+        found = job_rows.page(session, _SHOWN, limit + 1, before, state)
+        shown = found[:limit]
+        reasons = _waiting_reasons(session) if any(row.state not in TERMINAL for row in shown) else {}
+    items = [dict(zip(_SHOWN, row, strict=False)) for row in shown]
+    for item in items:
+        item["spec"] = schemas.JobCreate.model_validate_json(item["spec"])
+        item["waiting_reason"] = reasons.get(item["id"])
+    following = pages.cursor(shown[-1].seq) if len(found) > limit else None
+    return schemas.Page(items=_JOBS.validate_python(items), next=following)
 
 
 def events(control: Control, job_id: str, after: int, limit: int) -> list[schemas.JobEvent]:
@@ -87,10 +97,9 @@ def views(session: Session, records: Iterable[JobRecord]) -> list[schemas.Job]:
     """As the API shows them, with the reason why one that could run does not."""
     records = list(records)
     reasons = _waiting_reasons(session) if any(job.state not in TERMINAL for job in records) else {}
-    shown = set(schemas.Job.model_fields) & set(JobRecord.__mapper__.columns.keys())
     return [
         schemas.Job.model_validate(
-            {**{name: getattr(job, name) for name in shown}, "waiting_reason": reasons.get(job.id)}
+            {**{name: getattr(job, name) for name in _SHOWN}, "waiting_reason": reasons.get(job.id)}
         )
         for job in records
     ]
@@ -98,17 +107,15 @@ def views(session: Session, records: Iterable[JobRecord]) -> list[schemas.Job]:
 
 def _waiting_reasons(session: Session) -> dict[str, str]:
     """Of every job that has not ended and does not move."""
-    waiting = job_rows.in_states(
-        session, ("queued", "interrupted", "paused", "saving", "running"), everyones=True, brief=True
-    )
-    engine = engines.known(session)
-    held = next(iter(job_rows.in_states(session, IN_ENGINE, everyones=True)), None)
+    waiting = job_rows.brief(session, (*IN_ENGINE, "queued", "interrupted", "paused"))
+    engine = engine_rows.state(session)
+    held = next((job for job in waiting if job.state in IN_ENGINE), None)
     busy = None if held is None else _busy(session, held)
     blocked = quotas.reasons(session)
     reasons: dict[str, str] = {}
     position = 0
     for job in waiting:
-        if job.command is not None and job.state != "saving":
+        if job.command is not None and job.state not in ("starting", "saving"):
             wishes = {"pause": "to be paused", "stop": "to be stopped", "save": "to be stopped and saved"}
             reasons[job.id] = f"it is about {wishes[job.command]}"
         elif job.state == "running":
@@ -129,16 +136,17 @@ def _waiting_reasons(session: Session) -> dict[str, str]:
     return reasons
 
 
-def _busy(session: Session, job: JobRecord) -> str:
+def _busy(session: Session, job: Row[*tuple[Any, ...]]) -> str:
     """What the engine does for a job, in words that tell nothing of another tenant's."""
     shown = f"job {job.id} ({job.name})" if sees(session, job.tenant) else "a job of another tenant"
     return f"{shown} is {job.state}"
 
 
-def _queue_reason(engine: EngineRecord | None, busy: str | None, position: int) -> str:
-    if engine is None or engine.state == "gone":
+def _queue_reason(engine: str | None, busy: str | None, position: int) -> str:
+    """`engine`: its state, None without one."""
+    if engine in (None, "gone"):
         return f"no engine is connected (number {position} in the queue)"
-    if engine.state == "lost":
+    if engine == "lost":
         return f"the engine does not answer (number {position} in the queue)"
     if busy is not None:
         return f"{busy}; one job runs at a time (number {position} in the queue)"
@@ -184,6 +192,7 @@ def submit(
         spec, initial, version = _initial(session, spec)
         _check_engine(spec, engine)
         _check_output(session, spec)
+        quotas.check_priority(session, control, control.principal.tenant, spec.priority)
         quotas.check_waiting(session, control.principal.tenant)
         time = now()
         job = JobRecord(
@@ -246,6 +255,7 @@ def estimate(control: Control, body: schemas.JobCreate) -> JobEstimate:
         body = _preset(control, body, dataset, engine)
         spec = _initial(session, _resolved(control, body))[0]
         _check_engine(spec, engine)
+        quotas.check_priority(session, control, control.principal.tenant, spec.priority)
         open_ = job_rows.in_states(session, ("queued", "interrupted", *IN_ENGINE), everyones=True)
         before = [job for job in open_ if job.state in IN_ENGINE or job.priority >= spec.priority]
         measured = speed.measured(session)
@@ -370,9 +380,7 @@ def _dataset(session: Session, body: schemas.JobCreate) -> DatasetRecord:
     return dataset
 
 
-def _lengths(
-    control: Control, dataset: DatasetRecord, model: Path | None, spec: schemas.JobCreate
-) -> list[int] | None:
+def _lengths(control: Control, dataset: DatasetRecord, model: Path | None, spec: schemas.JobCreate) -> list[int] | None:
     """The tokens of each row, every one of which must fit. None without a tokenizer (no engine was here yet): then the
     engine checks when the job starts."""
     if model is None:
@@ -567,6 +575,8 @@ def update(control: Control, job_id: str, patch: schemas.JobPatch) -> schemas.Jo
         if job.state in TERMINAL and patch.model_fields_set & {"priority", "deadline"}:
             raise _refused(job, "reprioritised", "anything but succeeded, failed or cancelled")
         if patch.priority is not None and patch.priority != job.priority:
+            if patch.priority > job.priority:
+                quotas.check_priority(session, control, job.tenant, patch.priority)
             remark(session, job, "priority", f"priority {job.priority} → {patch.priority}")
             job.priority = patch.priority
         if "deadline" in patch.model_fields_set and patch.deadline != job.deadline:
@@ -616,6 +626,4 @@ def _ask(session: Session, job: JobRecord, command: str) -> None:
 
 def _refused(job: JobRecord, what: str, states: str) -> Conflict:
     doing = f" and {job.command} was asked of it" if job.command is not None else ""
-    return Conflict(
-        "job_state", f"job {job.id} is {job.state}{doing}; it can be {what} while it is {states}", "job_id"
-    )
+    return Conflict("job_state", f"job {job.id} is {job.state}{doing}; it can be {what} while it is {states}", "job_id")

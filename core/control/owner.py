@@ -96,7 +96,7 @@ class Owner:
         except OUTAGE as error:
             logger.warning("the dispatch lease could not be released: %s", error)
 
-    def _wake(self) -> None:
+    def _wake(self, _written: frozenset[str]) -> None:
         work = self._work
         if work is not None:
             work.wake()

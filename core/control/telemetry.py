@@ -22,7 +22,6 @@ from db import changes, idempotency, notices
 from db import jobs as job_rows
 from db import telemetry as rows
 from db.base import now
-from db.telemetry import TelemetryRecord
 
 # Seconds of a point, and how long such points are kept.
 RESOLUTIONS = {1: timedelta(hours=1), 10: timedelta(days=1), 60: timedelta(days=14)}
@@ -33,6 +32,8 @@ KEEP_KEYS = timedelta(days=1)
 KEEP_AUDIT = timedelta(days=400)
 _FRESH_S = 3.0
 _PARTS = TypeAdapter(list[schemas.Part])
+# An interval of the store: a whole TelemetryRecord, or some of its columns.
+_Span = Any
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -99,12 +100,13 @@ def history(control: Control, seconds: float, points: int) -> list[schemas.Telem
     level = max(size for size in RESOLUTIONS if size <= width)
     while level != max(RESOLUTIONS) and seconds > RESOLUTIONS[level].total_seconds():
         level = min(size for size in RESOLUTIONS if size > level)
-    found: list[TelemetryRecord] = []
+    step = max(math.ceil(width / level), 1) * level
+    found: list[_Span] = []
     with control.store.read() as session:
         for size in sorted((size for size in RESOLUTIONS if size <= level), reverse=True):
             since = found[-1].time + timedelta(seconds=found[-1].resolution_s) if found else start
-            found += rows.between(session, size, max(since, start))
-    step = max(math.ceil(width / level), 1) * level
+            # What fills a column alone is shown as it is stored; what shares one is summed up from raw values.
+            found += rows.stored(session, size, max(since, start), raw=size < step)
     # One more column than asked for can appear where the first and the last are cut by the span's ends.
     return [_shown(control, _summary(start, group)) for start, group in _grouped(found, step)][-points:]
 
@@ -112,15 +114,15 @@ def history(control: Control, seconds: float, points: int) -> list[schemas.Telem
 def _shown(control: Control, figures: schemas.TelemetryPoint) -> schemas.TelemetryPoint:
     """Without the figures of other tenants."""
     seen = control.principal
-    if seen.scope.everything or not figures.tenant_attainment:
+    if not figures.tenant_attainment or seen.scope.everything:
         return figures
     own = {tenant: share for tenant, share in figures.tenant_attainment.items() if tenant == seen.tenant}
     return figures.model_copy(update={"tenant_attainment": own})
 
 
-def _summary(start: int, group: Sequence[TelemetryRecord]) -> schemas.TelemetryPoint:
+def _summary(start: int, group: Sequence[_Span]) -> schemas.TelemetryPoint:
     if len(group) == 1:
-        return schemas.TelemetryPoint.model_validate(group[0].point)
+        return schemas.TelemetryPoint.model_validate_json(group[0].point)
     return point(merge([unpack(row.raw) for row in group])).model_copy(
         update={"time": datetime.fromtimestamp(start, UTC)}
     )
@@ -158,13 +160,13 @@ def recent(control: Control, session: Session, seconds: float) -> Interval | Non
 
 def paused_reason(session: Session) -> str | None:
     """Why the engine lets finetuning stand still, by its report of the last seconds; None when it does not."""
-    found = rows.between(session, 1, now() - timedelta(seconds=_FRESH_S))
-    reason: str | None = found[-1].point["paused_reason"] if found else None
+    found = rows.newest_point(session, 1, now() - timedelta(seconds=_FRESH_S))
+    reason: str | None = found["paused_reason"] if found is not None else None
     return reason
 
 
 def _stored(session: Session, window_s: float, time: datetime) -> Interval | None:
-    found = rows.between(session, 1, time - timedelta(seconds=window_s))
+    found = rows.stored(session, 1, time - timedelta(seconds=window_s), raw=True)
     return merge([unpack(row.raw) for row in found]) if found else None
 
 
@@ -193,9 +195,9 @@ def _resident(pid: int | None) -> int | None:
         return None
 
 
-def _grouped(found: Iterable[TelemetryRecord], width: int) -> list[tuple[int, list[TelemetryRecord]]]:
+def _grouped(found: Iterable[_Span], width: int) -> list[tuple[int, list[_Span]]]:
     """By spans of `width` seconds: (start, Unix seconds; the rows that begin in it)."""
-    groups: dict[int, list[TelemetryRecord]] = {}
+    groups: dict[int, list[_Span]] = {}
     for row in found:
         groups.setdefault(_floor(row.time.timestamp(), width), []).append(row)
     return sorted(groups.items())

@@ -29,6 +29,7 @@ LOCAL_USER = "admin"
 _KNOWN_S = 1.0
 _MOST_KNOWN = 10_000
 _TOUCH_EVERY = timedelta(minutes=1)
+_TABLES = frozenset({TenantRecord.__tablename__, UserRecord.__tablename__, TokenRecord.__tablename__})
 
 
 # ---- who shows one ---------------------------------------------------------------------------------------------------
@@ -57,6 +58,8 @@ class Tokens:
     def principal(self, token: str) -> Principal:
         """Whose token it is. Raises Unauthorized, with the reason, for one that is not taken."""
         digest = _digest(token)
+        # What is read while it is changed goes with what was known before the change.
+        known = self._known
         with self._control.store.read() as session:
             found = rows.token_of(session, digest)
         if found is None:
@@ -68,11 +71,11 @@ class Tokens:
             record.user.name, record.tenant, role, frozenset(record.scopes) & frozenset(SCOPES[role]), record.id
         )
         last = record.last_used_at
-        known = self._known if len(self._known) < _MOST_KNOWN else {}
+        if len(known) >= _MOST_KNOWN:
+            known.clear()
         known[digest] = _Known(
             principal, time.monotonic() + _KNOWN_S, is_stale=last is None or last < now() - _TOUCH_EVERY
         )
-        self._known = known
         return principal
 
     def is_stale(self, token: str) -> bool:
@@ -86,8 +89,9 @@ class Tokens:
             with self._control.store.write() as session:
                 rows.touch(session, principal.token_id, now())
 
-    def _forget(self) -> None:
-        self._known = {}
+    def _forget(self, written: frozenset[str]) -> None:
+        if written & _TABLES:
+            self._known = {}
 
 
 def _digest(token: str) -> str:
@@ -191,9 +195,7 @@ def _owner(session: Session, principal: Principal, user_id: str | None) -> UserR
     return found
 
 
-def _require_scopes(
-    principal: Principal, user: UserRecord, scopes: Collection[str], allowed: Collection[str]
-) -> None:
+def _require_scopes(principal: Principal, user: UserRecord, scopes: Collection[str], allowed: Collection[str]) -> None:
     """A token can do no more than its user, nor more than the token that makes it."""
     if beyond := sorted(set(scopes) - set(allowed)):
         raise Forbidden(

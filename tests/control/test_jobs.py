@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,26 @@ def test_a_job_is_queued_with_every_default_filled_in(control: Control, submit: 
     assert (job.spec.micro_batch_tokens, job.spec.sequence_length, job.spec.epochs) == (256, 256, 3.0)
     assert job.waiting_reason == "no engine is connected (number 1 in the queue)"
     assert jobs.get(control, job.id) == job
+
+
+def test_a_listing_has_its_jobs_whole(control: Control, submit: Submit) -> None:
+    deadline = (now() + timedelta(days=1)).isoformat()
+    submitted = [submit(f"sailor-{number}", deadline=deadline, lora={"rank": 4}).id for number in range(3)]
+    jobs.stop(control, submitted[0], False)
+    jobs.pause(control, submitted[1])
+    with control.store.write() as session:
+        failed = jobs.require(session, submitted[0])
+        failed.error = {"code": "x", "message": "for a reason", "param": None}
+        failed.loss, failed.epoch = 1.5, 0.25
+        older = jobs.require(session, submitted[1])
+        older.spec = {name: value for name, value in older.spec.items() if name != "sample_tokens"}
+    listed = jobs.page(control, 10, None, None)
+    assert listed.items == [jobs.get(control, job) for job in reversed(submitted)]
+    assert listed.next is None
+    assert listed.items[1].spec.sample_tokens == 64, "what an earlier version did not know has its default"
+    assert listed.items[1].waiting_reason == "it is paused; resume it to put it back in the queue"
+    first = jobs.page(control, 2, None, None)
+    assert jobs.page(control, 2, first.next, None).items == listed.items[2:]
 
 
 def test_steps_instead_of_epochs(submit: Submit) -> None:
@@ -130,9 +151,7 @@ def test_two_open_jobs_do_not_write_one_adapter(control: Control, submit: Submit
     assert submit().state == "queued", "once the first has ended the name is free again"
 
 
-def test_a_job_may_start_from_an_adapter_and_takes_its_shape(
-    control: Control, submit: Submit, tmp_path: Path
-) -> None:
+def test_a_job_may_start_from_an_adapter_and_takes_its_shape(control: Control, submit: Submit, tmp_path: Path) -> None:
     adapters.upload(control, files.adapter(tmp_path / "captain", rank=4), "captain", False)
     job = submit(initial_adapter="captain@1")
     assert (job.spec.lora.rank, sorted(job.spec.lora.target_modules)) == (4, ["q_proj", "v_proj"])

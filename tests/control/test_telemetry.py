@@ -59,6 +59,14 @@ def test_fewer_points_are_of_the_raw_values_of_their_seconds(control: Control) -
     assert sum(point.interval_s for point in points) == 300
 
 
+def test_a_point_that_an_earlier_version_stored_has_what_came_since_by_default(control: Control) -> None:
+    time = now() - timedelta(seconds=10)
+    with control.store.write() as session:
+        rows.put(session, 1, [(time, {"time": time.isoformat(), "interval_s": 1.0, "itl_p99_ms": 12.5}, b"")])
+    (point,) = telemetry.history(control, 60, 60)
+    assert (point.time, point.itl_p99_ms, point.guard_pauses, point.memory) == (time, 12.5, 0, None)
+
+
 def test_coarser_points_are_made_once_and_only_of_whole_spans(control: Control) -> None:
     fill(control, aligned(200), 125)
     roll_up(control)

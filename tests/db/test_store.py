@@ -6,13 +6,14 @@ import threading
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
-from db import jobs, leases
+from db import changes, jobs, leases, telemetry
 from db.base import now
 from db.changes import ChangeRecord
 from db.store import Store
+from db.tenants import TokenRecord
 
 
 def test_a_read_transaction_cannot_write(store: Store) -> None:
@@ -55,15 +56,44 @@ def test_read_then_write_from_many_threads_loses_no_update(store: Store) -> None
 
 
 def test_listeners_hear_of_commits_only(store: Store) -> None:
-    heard: list[int] = []
-    store.on_commit(lambda: heard.append(1))
+    heard: list[frozenset[str]] = []
+    store.on_commit(heard.append)
     with pytest.raises(RuntimeError), store.write() as session:
         leases.next_token(session, "x", "me")
         raise RuntimeError
     assert heard == []
     with store.write() as session:
         leases.next_token(session, "x", "me")
-    assert heard == [1]
+    assert heard == [{"leases"}]
+
+
+def test_listeners_hear_which_tables_were_written_to(store: Store) -> None:
+    heard: list[frozenset[str]] = []
+    store.on_commit(heard.append)
+    with store.write() as session:
+        leases.next_token(session, "x", "me")
+        session.add(ChangeRecord(time=now(), topic="jobs", kind="x", ref=None, data={}))
+    with store.write() as session:
+        changes.after(session, 0, 1)[0].kind = "y"
+    with store.write() as session:
+        session.delete(changes.after(session, 0, 1)[0])
+    with store.write() as session:
+        changes.drop_before(session, now())
+    with store.write() as session:
+        session.execute(update(TokenRecord).values(last_used_at=now()))
+    with store.write() as session:
+        telemetry.put(session, 1, [(now(), {}, b"")])
+    with store.write() as session:
+        assert not leases.holds(session, "x", "you", 1), "who only looks has written nothing"
+    assert heard == [
+        {"leases", "changes"},
+        {"changes"},
+        {"changes"},
+        {"changes"},
+        {"api_tokens"},
+        {"telemetry"},
+        set(),
+    ]
 
 
 def test_foreign_keys_and_checks_are_enforced(store: Store) -> None:

@@ -15,6 +15,8 @@ from core.control import comparison, jobs, outlook, queue
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 Rows = Annotated[int, Query(ge=1, le=10_000)]
 _PAGE = TypeAdapter(schemas.Page[schemas.Job])
+# What a page is made of, with the reasons why jobs wait.
+_TABLES = frozenset({"jobs", "engines", "quotas", "finetune_usage"})
 
 
 @router.post(
@@ -46,7 +48,7 @@ async def page(
 ) -> Response:
     """Newest first, of one state or all."""
     key = ("jobs", control.principal.scope, limit, cursor, state)
-    return await answers.get(key, lambda: jobs.page(control, limit, cursor, state), _PAGE)
+    return await answers.get(key, lambda: jobs.page(control, limit, cursor, state), _PAGE, _TABLES)
 
 
 @router.post("/estimate", summary="What a job would take")

@@ -27,6 +27,8 @@ router = APIRouter(tags=["engine"])
 metrics_router = APIRouter(tags=["engine"])
 _LIVE = TypeAdapter(schemas.Live)
 _HISTORY = TypeAdapter(list[schemas.TelemetryPoint])
+# What of it is not of the clock.
+_LIVE_TABLES = frozenset({"jobs", "engines", "targets", "alerts", "alert_rules", "notices"})
 
 
 @router.get("/health", summary="Whether this API process serves")
@@ -68,12 +70,10 @@ async def live(
 ) -> Response:
     """Percentiles are exact: of the raw gaps of the window, each weighted by the tokens that saw it."""
     key = ("live", control.principal.scope, window_s)
-    return await answers.get(key, lambda: telemetry.live(control, window_s), _LIVE)
+    return await answers.get(key, lambda: telemetry.live(control, window_s), _LIVE, _LIVE_TABLES)
 
 
-@router.get(
-    "/telemetry", summary="The engine's figures over time", response_model=list[schemas.TelemetryPoint]
-)
+@router.get("/telemetry", summary="The engine's figures over time", response_model=list[schemas.TelemetryPoint])
 async def history(
     control: ControlDep,
     answers: AnswersDep,
@@ -83,7 +83,7 @@ async def history(
     """Oldest first. Points are a second or more; those of the last hour are of raw values, older ones of values rounded
     to three digits. Two weeks are kept."""
     key = ("telemetry", control.principal.scope, seconds, points)
-    return await answers.get(key, lambda: telemetry.history(control, seconds, points), _HISTORY, steady=True)
+    return await answers.get(key, lambda: telemetry.history(control, seconds, points), _HISTORY, ())
 
 
 @router.get("/parts", summary="The supervised processes")

@@ -1,0 +1,84 @@
+"""Whose token it is, is asked of the store about once a second, and at once when something of it has changed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from sqlalchemy import update
+
+from core.api.tenant_schemas import TokenCreate, UserCreate, UserPatch
+from core.control import tenants, tokens
+from core.control.context import Control
+from core.control.tokens import Tokens
+from core.errors import Unauthorized
+from db import changes
+from db import tenants as rows
+from db.base import now
+from db.store import Store
+from db.tenants import TokenRecord
+
+
+def admin(control: Control) -> Control:
+    """As the local admin sees it."""
+    tokens.ensure_local(control)
+    return control.of(Tokens(control).principal(control.settings.token_file.read_text().strip()))
+
+
+def made(control: Control) -> tuple[str, str]:
+    """A new user and a token: (the user's id, the token)."""
+    user = tenants.create_user(control, UserCreate(name="olga", role="operator"))
+    return user.id, tokens.create(control, TokenCreate(name="hers", user=user.id)).token
+
+
+def test_it_is_remembered_whatever_else_is_written(control: Control) -> None:
+    _, token = made(admin(control))
+    known = Tokens(control)
+    principal = known.principal(token)
+    with control.store.write() as session:
+        changes.add(session, "jobs", "metric", "job-1", tenant="default")
+    assert known.remembered(token) == principal
+
+
+def test_it_is_forgotten_when_its_user_is_changed(control: Control) -> None:
+    mine = admin(control)
+    user, token = made(mine)
+    known = Tokens(control)
+    known.principal(token)
+    tenants.update_user(mine, user, UserPatch(disabled=True))
+    assert known.remembered(token) is None
+    with pytest.raises(Unauthorized, match="disabled"):
+        known.principal(token)
+
+
+def test_what_is_changed_while_it_is_looked_up_is_not_overlooked(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = admin(control)
+    _, token = made(mine)
+    known = Tokens(control)
+    found = rows.token_of
+
+    def slow(*asked: object) -> object:
+        answer = found(*asked)  # type: ignore[arg-type]
+        tokens.revoke(mine, answer[0].id)  # type: ignore[index]
+        return answer
+
+    monkeypatch.setattr(rows, "token_of", slow)
+    known.principal(token)
+    assert known.remembered(token) is None
+
+
+def test_another_process_notices_within_about_a_second(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, token = made(admin(control))
+    known = Tokens(control)
+    principal = known.principal(token)
+    other = Store(control.store.url.render_as_string(hide_password=False))
+    with other.write() as session:
+        session.execute(update(TokenRecord).where(TokenRecord.id == principal.token_id).values(revoked_at=now()))
+    other.close()
+    clock = time.monotonic()
+    monkeypatch.setattr("core.control.tokens.time.monotonic", lambda: clock + 1.1)
+    assert known.remembered(token) is None
+    with pytest.raises(Unauthorized, match="revoked"):
+        known.principal(token)
