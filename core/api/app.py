@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from core.api import errors, gate, openai_errors, proxy, security, upload
 from core.api.answers import Answers
+from core.api.description import Described
 from core.api.doctor import Examination
 from core.api.events import Broadcaster
 from core.api.routes import (
@@ -70,7 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
             await run_in_threadpool(owner.stop)
             control.store.close()
 
-    app = FastAPI(
+    app = Described(
         title="Harli",
         version=version("harli"),
         description=_DESCRIPTION,

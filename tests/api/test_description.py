@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
+from fastapi import FastAPI
 from hypothesis import HealthCheck, given
 from hypothesis import settings as limits
 from hypothesis.errors import Unsatisfiable
@@ -82,6 +86,30 @@ def test_nothing_that_it_describes_makes_a_fault(described: Settings, mode: Gene
     assert not faults, "\n\n".join(faults)
     assert tried > 40
     assert answers[401] == 0, f"all are let in: {answers}"
+
+
+def test_others_are_answered_while_it_is_built_and_it_is_built_once(
+    settings: Settings, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, built = threading.Event(), threading.Event(), []
+
+    def slow(app: FastAPI) -> dict[str, Any]:
+        built.append(app)
+        begun.set()
+        go_on.wait(20)
+        return {"openapi": "3.1.0"}
+
+    monkeypatch.setattr(FastAPI, "openapi", slow)
+    url = f"{settings.api_url}/api/openapi.json"
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(httpx.get, url, timeout=30, trust_env=False) for _ in range(2)]
+        try:
+            assert begun.wait(10)
+            assert http.get("/api/me").status_code == 200
+        finally:
+            go_on.set()
+        assert [one.result().json() for one in asked] == [{"openapi": "3.1.0"}] * 2
+    assert len(built) == 1
 
 
 def _told(error: BaseException) -> str:
