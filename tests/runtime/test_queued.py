@@ -95,7 +95,9 @@ class Bench:
         self.link.await_message()
 
     def receive(self) -> None:
-        while (got := self.control.receive(5)) is not None:
+        while len(self.received) < self.link.sent:
+            got = self.control.receive(10_000)
+            assert got is not None
             self.received.append(got[1])
 
     def load(self) -> Load:
