@@ -215,7 +215,9 @@ def submit(
     ] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option()] = None,
-    priority: Annotated[int | None, typer.Option(help="-100 to 100; higher runs earlier.")] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="-100 to 100; higher runs earlier. A tenant's quota bounds it, at first by 0.")
+    ] = None,
     deadline: Annotated[
         str | None, typer.Option(help="Warn when it will not have ended by then: 2026-12-24T18:00+01:00.")
     ] = None,

@@ -116,7 +116,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tenants restore": ("harli tenants restore acme",),
     "quota": (
         "harli quota acme",
-        "harli quota acme --tokens-a-day 2000000 --running 1 --waiting 10",
+        "harli quota acme --tokens-a-day 2000000 --running 1 --waiting 10 --max-priority 5",
     ),
     "audit": (
         "harli audit",

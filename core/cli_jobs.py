@@ -210,13 +210,19 @@ def quota(
     tokens_a_day: Annotated[int | None, typer.Option(help="Finetuning tokens a day (UTC).")] = None,
     running: Annotated[int | None, typer.Option(help="Jobs that may run at a time.")] = None,
     waiting: Annotated[int | None, typer.Option(help="Jobs that may wait.")] = None,
-    none: Annotated[bool, typer.Option("--none", help="Take all limits away.")] = False,
+    max_priority: Annotated[
+        int | None, typer.Option(help="Highest priority that its jobs may be given, -100 to 100; at first 0.")
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Take all limits away; priorities are up to 0 again.")] = False,
     json: AsJson = False,
 ) -> None:
     """Show a tenant's limits and what it uses of them; with options, set them."""
     from core import printing
 
-    given = {"finetune_tokens_day": tokens_a_day, "running_jobs": running, "waiting_jobs": waiting}
+    given = {
+        "finetune_tokens_day": tokens_a_day, "running_jobs": running, "waiting_jobs": waiting,
+        "max_priority": max_priority,
+    }  # fmt: skip
     with connected() as client:
         found = client.quota(tenant)
         if none or any(value is not None for value in given.values()):
@@ -232,6 +238,7 @@ def quota(
             ("tokens today", f"{found.tokens_today:,} of {_limit(found.finetune_tokens_day)}"),
             ("running jobs", f"{found.running_now} of {_limit(found.running_jobs)}"),
             ("waiting jobs", f"{found.waiting_now} of {_limit(found.waiting_jobs)}"),
+            ("highest priority", found.max_priority),
         ]
     )
 

@@ -12,7 +12,8 @@ from db.scope import Owned
 
 
 class QuotaRecord(Owned, Base):
-    """None: no limit. `running_jobs` are those that an engine holds, `waiting_jobs` those in the queue."""
+    """None: no limit; of `max_priority`, the highest that its jobs may be given, the tenant's own default.
+    `running_jobs` are those that an engine holds, `waiting_jobs` those in the queue."""
 
     __tablename__ = "quotas"
 
@@ -20,6 +21,7 @@ class QuotaRecord(Owned, Base):
     finetune_tokens_day: Mapped[int | None] = mapped_column(BigInteger)
     running_jobs: Mapped[int | None]
     waiting_jobs: Mapped[int | None]
+    max_priority: Mapped[int | None]
 
 
 class UsageRecord(Owned, Base):

@@ -85,7 +85,9 @@ def test_a_quota_is_set_shown_and_taken_away(harli: Harli) -> None:  # noqa: F81
     found = shown(harli("quota", "default", "--tokens-a-day", "1000", "--waiting", "500", "--json"))
     assert (found["finetune_tokens_day"], found["waiting_jobs"], found["running_jobs"]) == (1000, 500, None)
     assert "of 1,000" in harli("quota", "default").stdout
-    assert shown(harli("quota", "default", "--none", "--json"))["finetune_tokens_day"] is None
+    assert shown(harli("quota", "default", "--max-priority", "3", "--json"))["max_priority"] == 3
+    taken_away = shown(harli("quota", "default", "--none", "--json"))
+    assert (taken_away["finetune_tokens_day"], taken_away["max_priority"]) == (None, 100)
     assert harli("quota", "atlantis").exit_code == 1
 
 

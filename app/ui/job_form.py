@@ -266,7 +266,7 @@ def draw(*, renew: bool = True) -> None:
     with right:
         st.text_input(
             "Job name (optional)", key=_PREFIX + "name", bind="query-params", live="400ms", max_chars=120,
-            placeholder="the adapter's name",
+            placeholder="made of adapter and data set",
         )  # fmt: skip
         starts = [f"{item.name}@{version.version}" for item in adapters for version in reversed(item.versions)]
         fields["start"] = st.selectbox(
@@ -333,7 +333,7 @@ def _expert(first: Mapping[str, Any], preset: Mapping[str, Any], limit: int, *, 
             help="Scale by alpha / √rank, which keeps large ranks stable",
         )  # fmt: skip
         st.markdown("**Run**")
-        _whole("Priority", "priority", first, -100, 100, help="Higher runs earlier")
+        _whole("Priority", "priority", first, -100, 100, help="Higher runs earlier; a tenant's quota bounds it")
         _whole("Seed", "seed", first, 0, 2**31 - 1)
         st.datetime_input(
             "Deadline", value=None, key=_PREFIX + "deadline", help="You are warned when the job will not keep it"

@@ -12,6 +12,7 @@ from core.api.job_schemas import Quota
 _FIELDS = {
     "finetune_tokens_day": "Finetuning tokens a day", "running_jobs": "Running jobs", "waiting_jobs": "Waiting jobs",
 }  # fmt: skip
+_PRIORITY = "Highest priority of a job"
 _USED = {"finetune_tokens_day": "tokens_today", "running_jobs": "running_now", "waiting_jobs": "waiting_now"}
 
 
@@ -26,7 +27,8 @@ def draw(tenant: str, *, editable: bool) -> None:
     with reading("the quota"):
         quota = client().quota(tenant)
     st.markdown(f"**Quota of {plain(tenant)}**")
-    st.caption(" · ".join(f"{label}: {used(quota, field)}" for field, label in _FIELDS.items()))
+    facts = [f"{label}: {used(quota, field)}" for field, label in _FIELDS.items()]
+    st.caption(" · ".join([*facts, f"{_PRIORITY}: {quota.max_priority}"]))
     if not editable:
         return
     with st.form(f"quota_{tenant}"):
@@ -34,10 +36,11 @@ def draw(tenant: str, *, editable: bool) -> None:
             st.number_input(
                 label, 0, None, getattr(quota, field), 1, key=f"{field}_{tenant}", placeholder="no limit"
             )
+        st.number_input(_PRIORITY, -100, 100, quota.max_priority, 1, key=f"max_priority_{tenant}")
         st.form_submit_button("Set the quota", on_click=_set, args=(tenant,))
     show_faults("quota")
 
 
 def _set(tenant: str) -> None:
-    given = {field: st.session_state[f"{field}_{tenant}"] for field in _FIELDS}
+    given = {field: st.session_state[f"{field}_{tenant}"] for field in (*_FIELDS, "max_priority")}
     attempt(f"Setting the quota of {tenant}", lambda: client().set_quota(tenant, **given), "Quota set", place="quota")

@@ -217,11 +217,14 @@ class Delivery(BaseModel):
 
 
 class QuotaUpdate(Body):
-    """Limits of a tenant; None: none."""
+    """Limits of a tenant; None: none, but for `max_priority`."""
 
     finetune_tokens_day: int | None = Field(None, ge=0, lt=2**62)
     running_jobs: int | None = Field(None, ge=0, le=1000)
     waiting_jobs: int | None = Field(None, ge=0, le=100_000)
+    max_priority: int | None = Field(
+        None, ge=-100, le=100, description="that its jobs may be given; None: 0, and any for the platform's own tenant"
+    )
 
 
 class Quota(BaseModel):
@@ -231,6 +234,7 @@ class Quota(BaseModel):
     finetune_tokens_day: int | None = None
     running_jobs: int | None = None
     waiting_jobs: int | None = None
+    max_priority: int = 0
     tokens_today: int
     running_now: int
     waiting_now: int

@@ -1,4 +1,5 @@
-"""What tenants may use of finetuning: tokens a day, jobs that run and jobs that wait. The day is UTC's."""
+"""What tenants may use of finetuning: tokens a day, jobs that run and jobs that wait, and how far ahead of others their
+jobs may go. The day is UTC's."""
 
 from __future__ import annotations
 
@@ -9,14 +10,16 @@ from sqlalchemy.orm import Session
 from core.api.job_schemas import Quota, QuotaUpdate
 from core.control.context import Control
 from core.control.principal import NOBODY
-from core.errors import Conflict, NotFound
+from core.errors import Conflict, Invalid, NotFound
 from db import jobs as job_rows
 from db import quotas as rows
 from db import tenants
 from db.base import now
 from db.jobs import IN_ENGINE, JobRecord
 from db.quotas import QuotaRecord
+from db.scope import DEFAULT_TENANT
 
+NORMAL_PRIORITY, HIGHEST_PRIORITY = 0, 100
 _WAITING = ("queued", "interrupted")
 
 
@@ -48,6 +51,7 @@ def view(session: Session, tenant: str) -> Quota:
         finetune_tokens_day=record.finetune_tokens_day if record is not None else None,
         running_jobs=record.running_jobs if record is not None else None,
         waiting_jobs=record.waiting_jobs if record is not None else None,
+        max_priority=_max_priority(record, tenant),
         tokens_today=rows.used(session, tenant, now().date()),
         running_now=job_rows.count(session, tenant, IN_ENGINE),
         waiting_now=job_rows.count(session, tenant, _WAITING),
@@ -74,6 +78,27 @@ def check_waiting(session: Session, tenant: str) -> None:
             f"tenant {tenant} has {waiting} waiting jobs and may have {record.waiting_jobs}; wait for one to start, "
             "stop one, or ask the platform for a larger quota",
         )
+
+
+def check_priority(session: Session, control: Control, tenant: str, priority: int) -> None:
+    """Raise Invalid when the caller may not give a tenant's job this priority. The platform's admins may give any."""
+    if control.principal.is_platform_admin:
+        return
+    most = _max_priority(rows.of(session, tenant), tenant)
+    if priority > most:
+        raise Invalid(
+            "priority_too_high",
+            f"priority is {priority} and tenant {tenant} may give its jobs up to {most}; lower it, or ask the platform "
+            f"for a larger quota (`harli quota {tenant} --max-priority {priority}`)",
+            "priority",
+        )
+
+
+def _max_priority(record: QuotaRecord | None, tenant: str) -> int:
+    """Tenants' jobs do not go before each other's by their own word; those who run the platform put theirs anywhere."""
+    if record is not None and record.max_priority is not None:
+        return record.max_priority
+    return HIGHEST_PRIORITY if tenant == DEFAULT_TENANT else NORMAL_PRIORITY
 
 
 def reasons(session: Session) -> dict[str, str]:

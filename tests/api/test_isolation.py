@@ -255,7 +255,7 @@ def test_an_idempotency_key_is_each_tenants_own(place: Inside, owned: dict[str, 
 def test_events_are_told_to_those_whose_they_are(place: Inside, owned: dict[str, list[str]]) -> None:
     (job,) = owned["job_id"]
     with listening(place.ann) as ann, listening(place.bob) as bob, listening(place.admin) as admin:
-        good(place.ann.patch(f"/api/jobs/{job}", json={"priority": 3}))
+        good(place.ann.patch(f"/api/jobs/{job}", json={"priority": -3}))
         version = good(place.admin.get("/api/targets"))["version"]
         good(place.admin.put("/api/targets", json={"version": version, "targets": [{"kind": "itl", "ms": 50}]}))
         until(

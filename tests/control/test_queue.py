@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from core.api import schemas
 from core.api.job_schemas import QuotaUpdate
-from core.control import comparison, jobs, outlook, queue, quotas, retention
+from core.api.tenant_schemas import TenantCreate
+from core.control import comparison, datasets, jobs, outlook, queue, quotas, retention, tenants
 from core.control.context import Control
 from core.control.principal import Principal
-from core.errors import Conflict, Forbidden, NotFound
+from core.errors import Conflict, Forbidden, Invalid, NotFound
 from core.link.messages import PauseJob, StartJob
 from db import jobs as rows
 from db.base import now
 from db.jobs import JobRecord
+from tests.control import files
 from tests.control.peer import EnginePeer
 from tests.control.test_dispatcher import reaches
 from tests.stack import until
@@ -122,6 +125,30 @@ def test_only_the_platforms_admins_set_quotas(control: Control) -> None:
     with pytest.raises(NotFound):
         quotas.get(control.of(Principal("a", "acme", "admin", frozenset())), "default")
     assert quotas.get(control, "default").finetune_tokens_day is None
+
+
+def test_a_tenant_gives_its_jobs_no_priority_beyond_its_quota(
+    control: Control, submit: Submit, tmp_path: Path
+) -> None:
+    admin = control.of(ADMIN)
+    tenants.create(admin, TenantCreate(name="acme"))
+    acme = control.of(Principal("o", "acme", "operator", frozenset()))
+    source = files.jsonl(tmp_path / "rows.jsonl")
+    datasets.upload(acme, source, source.name, "0", "rows", None, False)
+    wish = schemas.JobCreate(dataset="rows", adapter_name="acme-1", priority=1)
+    assert (quotas.get(admin, "acme").max_priority, quotas.get(admin, "default").max_priority) == (0, 100)
+    for refused in (lambda: jobs.submit(acme, wish, None), lambda: jobs.estimate(acme, wish)):
+        with pytest.raises(Invalid, match=r"priority is 1 and tenant acme .* up to 0.*acme --max-priority 1") as caught:
+            refused()
+        assert (caught.value.code, caught.value.param) == ("priority_too_high", "priority")
+    job, _ = jobs.submit(acme, wish.model_copy(update={"priority": 0}), None)
+    with pytest.raises(Invalid, match="up to 0"):
+        jobs.update(acme, job.id, schemas.JobPatch(priority=1))
+    assert jobs.update(admin, job.id, schemas.JobPatch(priority=9)).priority == 9, "the platform's admins may"
+    assert jobs.update(acme, job.id, schemas.JobPatch(priority=5)).priority == 5, "lowering is free"
+    quotas.put(admin, "acme", QuotaUpdate(max_priority=7))
+    assert jobs.update(acme, job.id, schemas.JobPatch(priority=7)).priority == 7
+    assert submit("ours", priority=100).priority == 100
 
 
 def test_a_job_stands_back_when_its_tenants_tokens_are_used_up_and_goes_on_by_itself(
