@@ -433,7 +433,7 @@ def test_an_engine_that_does_not_do_what_was_asked_does_not_hold_the_job_up(
         path = files.checkpoint(Path(order.spec.output_dir), 4)
         engine.update(job.id, order.token, "checkpoint", step=4, path=str(path))
     until(lambda: jobs.get(control, job.id).step == 4)
-    time.sleep(0.2)
+    until(lambda: ("checkpoint" in kinds(control, job.id)) == checkpoint)
     jobs.stop(control, job.id, save=save)
     assert engine.expect(StopJob).save == save
     reaches(control, job.id, ends)

@@ -121,7 +121,7 @@ def test_only_one_dispatches_and_either_takes_orders(
         for ago in (2.0, 1.0):
             engine.telemetry(time=time.time() - ago, itl=[(12.0, 4)], decode_tokens=4)
         second.client.set_targets([{"kind": "itl", "ms": 25}])
-        assert engine.expect(SetTargets, 2.0).targets[0].ms == 25
+        assert engine.expect(SetTargets).targets[0].ms == 25
         figures = until(lambda: second.client.live(60).window, what="figures from the store")
         assert figures.itl_p50_ms == 12.0
         assert not second.dispatches
