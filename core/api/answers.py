@@ -6,15 +6,16 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 import anyio
 from anyio.to_thread import run_sync
 from fastapi import Response
-from pydantic import TypeAdapter
+from starlette.types import Scope as AsgiScope
 
+from core.control.principal import Principal
+from db.scope import Scope
 from db.store import Store
 
 # How long a change by the clock, or one made by another API process, may go unnoticed; one of this process is noticed
@@ -24,12 +25,22 @@ _KEPT_S = 0.25
 _AT_ONCE = 4
 
 
+# Whose it is and what was asked for: all that an answer depends on, beside the store and the clock.
+Key = tuple[Scope, str, bytes]
+
+
+def key(principal: Principal, scope: AsgiScope) -> Key:
+    """Of a GET."""
+    return principal.scope, scope["path"], scope["query_string"]
+
+
 @dataclass(eq=False)
 class _Making:
     """An answer, or the way to it. `version` (of its tables) and `began` are None until it is a thread's turn to make
     it."""
 
     content: asyncio.Task[bytes]
+    tables: Collection[str]
     version: int | None = None
     began: float | None = None
 
@@ -49,7 +60,7 @@ class Answers:
     def __init__(self, store: Store) -> None:
         self._written: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, _Making] = {}
+        self._kept: dict[Key, _Making] = {}
         self._limiter = anyio.CapacityLimiter(_AT_ONCE)
         store.on_commit(self._note)
 
@@ -58,31 +69,37 @@ class Answers:
         with self._lock:
             self._written.update(tables)
 
-    async def get(
-        self, key: Hashable, make: Callable[[], Any], kind: TypeAdapter[Any], tables: Collection[str]
-    ) -> Response:
-        """The answer under a key, which names all that it depends on: whose it is and what was asked. `make` is called
-        in a thread when there is none that is young enough, or this process has written to one of `tables` since.
-        `kind` turns it into JSON. What `make` raises is raised for all who wait for it."""
+    async def shared(self, key: Key) -> Response | None:
+        """The answer that is there, or on its way for someone else; None when it has to be made, or could not be."""
+        found = self._kept.get(key)
+        if found is None or not found.serves(self._version(found.tables)):
+            return None
+        try:
+            return _response(await asyncio.shield(found.content))
+        except Exception:
+            return None  # whoever makes it tells why
+
+    async def get(self, key: Key, make: Callable[[], bytes], tables: Collection[str]) -> Response:
+        """The answer, JSON. `make` is called in a thread when there is none that is young enough, or this process has
+        written to one of `tables` since. What it raises is raised for all who wait for it."""
         found = self._kept.get(key)
         if found is None or not found.serves(self._version(tables)):
             self._forget_old()
             self._kept.pop(key, None)
-            found = self._kept[key] = self._start(make, kind, tables)
+            found = self._kept[key] = self._start(make, tables)
         # Shielded: who hangs up takes nothing from the others.
-        content = found.content.result() if found.content.done() else await asyncio.shield(found.content)
-        return Response(content, media_type="application/json")
+        return _response(await asyncio.shield(found.content))
 
     def _version(self, tables: Collection[str]) -> int:
         return sum(self._written[table] for table in tables)
 
-    def _start(self, make: Callable[[], Any], kind: TypeAdapter[Any], tables: Collection[str]) -> _Making:
+    def _start(self, make: Callable[[], bytes], tables: Collection[str]) -> _Making:
         async def run() -> bytes:
             async with self._limiter:
                 making.version, making.began = self._version(tables), time.monotonic()
-                return await run_sync(lambda: kind.dump_json(make()))
+                return await run_sync(make)
 
-        making = _Making(asyncio.create_task(run()))
+        making = _Making(asyncio.create_task(run()), tables)
         return making
 
     def _forget_old(self) -> None:
@@ -93,3 +110,7 @@ class Answers:
             if oldest.began is None or oldest.began > limit or not oldest.content.done():
                 return
             del self._kept[key]
+
+
+def _response(content: bytes) -> Response:
+    return Response(content, media_type="application/json")

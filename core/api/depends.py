@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
-from core.api.answers import Answers
+from core.api.answers import Answers, Key, key
 from core.api.gate import describe
 from core.api.schemas import NAME
 from core.control.context import Control
@@ -17,6 +17,10 @@ from core.control.principal import Principal
 async def _answers(request: Request) -> Answers:
     answers: Answers = request.app.state.answers
     return answers
+
+
+async def _answer_key(request: Request) -> Key:
+    return key(request.state.principal, request.scope)
 
 
 async def _principal(request: Request) -> Principal:
@@ -33,6 +37,7 @@ async def _control(request: Request) -> Control:
 
 
 AnswersDep = Annotated[Answers, Depends(_answers)]
+AnswerKey = Annotated[Key, Depends(_answer_key)]
 PrincipalDep = Annotated[Principal, Depends(_principal)]
 # Its store shows what the request's principal may see, and writes what is changed to the audit log.
 ControlDep = Annotated[Control, Depends(_control)]

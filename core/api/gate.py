@@ -2,7 +2,7 @@
 
 A token is asked for, its user's role and its scopes are held against what the request wants, its rate and the size of
 its body are bounded, and a request that is to change something leaves a line in the audit log, whether it changes
-anything or not.
+anything or not. What was answered to someone else a moment ago (`answers`) is answered here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from core.api.answers import Answers, key
 from core.api.errors import answer, store_unavailable
 from core.config import Settings
 from core.control import audit
@@ -116,7 +117,10 @@ class Gate:
             return
         shared: MutableMapping[str, Any] = scope.setdefault("state", {})
         shared["principal"], shared["actor"] = principal, None
-        if not changes:
+        answers: Answers = state.answers
+        if scope["method"] == "GET" and (found := await answers.shared(key(principal, scope))) is not None:
+            await found(scope, receive, send)
+        elif not changes:
             await self._app(scope, receive, send)
         else:
             await self._changing(scope, receive, send, state.control, principal, path)

@@ -17,6 +17,7 @@ from core.api import answers
 from core.api.answers import Answers
 from core.errors import NotFound
 from db import changes
+from db.scope import Scope
 from db.store import Store
 from tests.api.inside import Inside, inside
 from tests.control import files
@@ -46,7 +47,9 @@ def kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 
 async def ask(kept: Answers, make: Callable[[], Any], key: str = "key", tables: Collection[str] = TABLES) -> Any:
-    return NUMBERS.validate_json(bytes((await kept.get(key, make, NUMBERS, tables)).body))
+    place = (Scope("default"), key, b"")
+    answer = await kept.shared(place) or await kept.get(place, lambda: NUMBERS.dump_json(make()), tables)
+    return NUMBERS.validate_json(bytes(answer.body))
 
 
 def run(*steps: Callable[[], Awaitable[Any]]) -> list[Any]:
@@ -126,7 +129,7 @@ def test_nothing_is_kept_for_long(kept: Answers, monkeypatch: pytest.MonkeyPatch
 
     found = run(lambda: ask(kept, make), lambda: ask(kept, make, "other"), grow_old, lambda: ask(kept, make))
     assert found == [[1], [2], None, [3]]
-    assert list(kept._kept) == ["key"], "what is too old to be given is not held either"
+    assert [place[1] for place in kept._kept] == ["key"], "what is too old to be given is not held either"
 
 
 def test_a_failure_is_told_to_all_who_wait_and_not_kept(kept: Answers) -> None:

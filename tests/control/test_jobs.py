@@ -65,6 +65,7 @@ def test_a_listing_has_its_jobs_whole(control: Control, submit: Submit) -> None:
     listed = jobs.page(control, 10, None, None)
     assert listed.items == [jobs.get(control, job) for job in reversed(submitted)]
     assert listed.next is None
+    assert json.loads(jobs.page_json(control, 10, None, None)) == listed.model_dump(mode="json")
     assert listed.items[1].spec.sample_tokens == 64, "what an earlier version did not know has its default"
     assert listed.items[1].waiting_reason == "it is paused; resume it to put it back in the queue"
     first = jobs.page(control, 2, None, None)

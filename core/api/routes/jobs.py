@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
-from pydantic import TypeAdapter
 
 from core.api import schemas
-from core.api.depends import After, AnswersDep, ControlDep, Cursor, Limit, Name
+from core.api.depends import After, AnswerKey, AnswersDep, ControlDep, Cursor, Limit, Name
 from core.api.job_schemas import JobClone, JobComparison, JobEstimate, JobMove, JobOutlook, JobSample
 from core.control import comparison, jobs, outlook, queue
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 Rows = Annotated[int, Query(ge=1, le=10_000)]
-_PAGE = TypeAdapter(schemas.Page[schemas.Job])
 # What a page is made of, with the reasons why jobs wait.
 _TABLES = frozenset({"jobs", "engines", "quotas", "finetune_usage"})
 
@@ -42,13 +40,13 @@ def create(
 async def page(
     control: ControlDep,
     answers: AnswersDep,
+    key: AnswerKey,
     state: schemas.JobState | None = None,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response:
     """Newest first, of one state or all."""
-    key = ("jobs", control.principal.scope, limit, cursor, state)
-    return await answers.get(key, lambda: jobs.page(control, limit, cursor, state), _PAGE, _TABLES)
+    return await answers.get(key, lambda: jobs.page_json(control, limit, cursor, state), _TABLES)
 
 
 @router.post("/estimate", summary="What a job would take")

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from sse_starlette import EventSourceResponse
 
 from core.api import schemas
-from core.api.depends import AnswersDep, ControlDep, Cursor, Limit, PrincipalDep
+from core.api.depends import AnswerKey, AnswersDep, ControlDep, Cursor, Limit, PrincipalDep
 from core.api.doctor import Examination
 from core.control import engines, notices, targets, telemetry
 from core.control.context import Control
@@ -25,7 +25,6 @@ from db.base import now
 
 router = APIRouter(tags=["engine"])
 metrics_router = APIRouter(tags=["engine"])
-_LIVE = TypeAdapter(schemas.Live)
 _HISTORY = TypeAdapter(list[schemas.TelemetryPoint])
 # What of it is not of the clock.
 _LIVE_TABLES = frozenset({"jobs", "engines", "targets", "alerts", "alert_rules", "notices"})
@@ -66,24 +65,24 @@ def all_notices(
 async def live(
     control: ControlDep,
     answers: AnswersDep,
+    key: AnswerKey,
     window_s: Annotated[float, Query(gt=0, le=600, description="seconds to sum up")] = 60,
 ) -> Response:
     """Percentiles are exact: of the raw gaps of the window, each weighted by the tokens that saw it."""
-    key = ("live", control.principal.scope, window_s)
-    return await answers.get(key, lambda: telemetry.live(control, window_s), _LIVE, _LIVE_TABLES)
+    return await answers.get(key, lambda: telemetry.live(control, window_s).model_dump_json().encode(), _LIVE_TABLES)
 
 
 @router.get("/telemetry", summary="The engine's figures over time", response_model=list[schemas.TelemetryPoint])
 async def history(
     control: ControlDep,
     answers: AnswersDep,
+    key: AnswerKey,
     seconds: Annotated[float, Query(gt=0, le=14 * 86400, description="how far back")] = 300,
     points: Annotated[int, Query(ge=1, le=2000, description="at most so many points")] = 300,
 ) -> Response:
     """Oldest first. Points are a second or more; those of the last hour are of raw values, older ones of values rounded
     to three digits. Two weeks are kept."""
-    key = ("telemetry", control.principal.scope, seconds, points)
-    return await answers.get(key, lambda: telemetry.history(control, seconds, points), _HISTORY, ())
+    return await answers.get(key, lambda: _HISTORY.dump_json(telemetry.history(control, seconds, points)), ())
 
 
 @router.get("/parts", summary="The supervised processes")
