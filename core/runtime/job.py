@@ -99,7 +99,9 @@ class JobRun:
         self._metrics()
         if self.ended:
             return None
-        if kind == "optimizer" and trainer.progress.step - self._checkpointed_step >= self.spec.checkpoint_every:
+        due = trainer.progress.step - self._checkpointed_step >= self.spec.checkpoint_every
+        # One that the disk is not done with puts the next one off: each holds a copy of the job's state meanwhile.
+        if kind == "optimizer" and due and not self._writing:
             self._checkpoint("checkpoint")
         return kind
 

@@ -36,6 +36,7 @@ class Interval:
         *,
         engine_id: str,
         device: torch.device,
+        sm_share: float | None,
         policy: str,
         latencies: Latencies,
         running: int,
@@ -49,10 +50,9 @@ class Interval:
         guarded_s: float,
         memory: MemoryView | None,
     ) -> Telemetry:
-        """The message for the interval that ends `now`."""
+        """The message for the interval that ends `now`; sm_share: of a GPU, where it is known."""
         seconds = max(now - self.started, 1e-9)
         steps = max(self.decode_steps, 1)
-        cores = os.cpu_count() or 1
         return Telemetry(
             engine_id=engine_id,
             time=time.time(),
@@ -71,7 +71,13 @@ class Interval:
             kv_used=kv_used,
             kv_total=kv_total,
             predicted_step_ms=predicted_step_ms,
-            busy_share=min(1.0, (time.process_time() - self.cpu_started) / (seconds * cores)),
+            busy_share=busy_share(
+                device,
+                sm_share,
+                work_s=self.decode_s + self.finetune_s,
+                cpu_s=time.process_time() - self.cpu_started,
+                seconds=seconds,
+            ),
             decode_share=min(1.0, self.decode_s / seconds),
             finetune_share=min(1.0, self.finetune_s / seconds),
             memory_bytes=_memory(device),
@@ -88,6 +94,13 @@ class Interval:
             guarded_s=guarded_s,
             memory=memory,
         )
+
+
+def busy_share(device: torch.device, sm_share: float | None, *, work_s: float, cpu_s: float, seconds: float) -> float:
+    """What of the device was in use: a GPU's SMs, or how long steps and tasklets ran on it; a CPU's cores."""
+    if device.type == "cuda":
+        return sm_share if sm_share is not None else min(1.0, work_s / seconds)
+    return min(1.0, cpu_s / (seconds * (os.cpu_count() or 1)))
 
 
 def _memory(device: torch.device) -> int:

@@ -83,7 +83,8 @@ class Prepared:
     """What the runtime needs of the engine: who it is, where finetuning runs, how a job's trainer is built.
 
     queued: None where tasklets run eagerly between two steps; profiling: None where nothing is profiled, and the
-    predictor learns from what it sees; memory: None where KV cache and job have memory of their own.
+    predictor learns from what it sees; memory: None where KV cache and job have memory of their own; sm_share: of a
+    GPU's SMs that were busy lately.
     """
 
     hello: Hello
@@ -92,6 +93,7 @@ class Prepared:
     queued: Queued | None = None
     profiling: Profiling | None = None
     memory: Broker | None = None
+    sm_share: Callable[[], float | None] = lambda: None
 
 
 class Runtime:
@@ -522,6 +524,7 @@ class Runtime:
                 now,
                 engine_id=self._engine.hello.engine_id,
                 device=self._engine.device,
+                sm_share=self._engine.sm_share(),
                 policy=self._policy_name,
                 latencies=self._clock.take(),
                 running=len(load.running),

@@ -52,6 +52,8 @@ class Attachment:
         self._model_path = model_path
         device = self._shared.model.embed_tokens.weight.device
         self._adapters: dict[str, str] = {}
+        self._starting = True  # until the last request of the engine's own has been decoded
+        self._prefills = arguments.disaggregation_mode != "decode"
         self._kv = elastic_kv(scheduler)
         self._broker = Broker(self._kv) if self._kv is not None else None
         self._queue = None
@@ -62,6 +64,12 @@ class Attachment:
         self._policy = settings.finetune.policy or ("hybrid" if self._queue is not None else "tasklet_slices")
         hello = self._hello(settings, device)
         link = EngineEnd(settings.resolved_link_url, hello.engine_id)
+        use = None
+        if device.type == "cuda":
+            from core.runtime.sm_use import SmUse
+
+            use = SmUse(device.index or 0)
+            use.start()
         self.runtime = Runtime(
             Prepared(
                 hello=hello,
@@ -70,6 +78,7 @@ class Attachment:
                 queued=self._queue.queued if self._queue is not None else None,
                 profiling=self._queue.profiling if self._queue is not None else None,
                 memory=self._broker,
+                sm_share=(lambda: use.share) if use is not None else lambda: None,
             ),
             link,
             policy=self._policy,
@@ -110,6 +119,9 @@ class Attachment:
         if mode.is_decode():
             ran = [r for r in batch.reqs if not r.is_retracted]
             self.runtime.decode_ended([(r.rid, r.finished()) for r in ran], self._load(), self._adapters_of(ran))
+            if self._starting and any(r.rid == activation.CALIBRATION_END for r in ran):
+                self._starting = False
+                self.runtime.finish_calibration()
         elif mode.is_extend():
             first = [
                 (r.rid, r.time_stats.scheduler_recv_time)
@@ -117,8 +129,6 @@ class Attachment:
                 if len(r.output_ids) == 1 and not r.rid.startswith(_HEALTH_CHECK)
             ]
             self.runtime.prefill_ended(first, self._load())
-            if any(rid == activation.CALIBRATION_END for rid, _ in first):
-                self.runtime.finish_calibration()
 
     def idle(self) -> bool:
         """Nothing is to be launched; True when finetuning took the time."""
@@ -139,7 +149,7 @@ class Attachment:
         return Load(
             running=[r.rid for r in running],
             waiting=len(scheduler.waiting_queue),
-            prefill_waiting=sum(len(r.origin_input_ids) for r in scheduler.waiting_queue),
+            prefill_waiting=sum(len(r.origin_input_ids) for r in scheduler.waiting_queue) if self._prefills else 0,
             kv_tokens=sum(lengths),
             max_kv=max(lengths, default=0),
             kv_used=total - free,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 ENGINE_ID = "HARLI_ENGINE_ID"
@@ -25,7 +26,7 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from core.serving import exchange
+    from core.serving import exchange, lora_batch
     from core.serving.versions import require_sglang
 
     require_sglang()
@@ -35,12 +36,19 @@ def register() -> None:
     HookRegistry.register(f"{_SCHEDULER}.process_batch_result", _process_batch_result, around)
     HookRegistry.register(f"{_SCHEDULER}.on_idle", _on_idle, around)
     HookRegistry.register(f"{_SCHEDULER}.get_next_batch_to_run", _get_next_batch_to_run, around)
+    HookRegistry.register(f"{_SCHEDULER}.get_next_disagg_decode_batch_to_run", _next_decode_only_batch, around)
     HookRegistry.register(f"{_KV_CACHE}._build_token_to_kv_pool", _build_token_to_kv_pool, around)
     HookRegistry.register(f"{_KV_CACHE}._build_mha_kv_pool", _build_mha_kv_pool, around)
     HookRegistry.register(f"{_KV_CACHE}._build_token_to_kv_pool_allocator", _build_slot_allocator, around)
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":  # whose LoRA kernels are torch's own
+        HookRegistry.register(lora_batch.TARGET, lora_batch.prepare_lora_batch, around)
     HookRegistry.register(f"{_OPENAI}._parse_model_parameter", _parse_model_parameter, around)
     HookRegistry.register(f"{_MANAGER}.load_lora_adapter", exchange.load, around)
     HookRegistry.register(f"{_SIGNALS}.sigterm_handler", _sigterm, HookType.REPLACE)
+
+
+class _Leave(Exception):
+    """Ends the loops of a decode-only scheduler: those do not look at `gracefully_exit`."""
 
 
 # ---- scheduler process -----------------------------------------------------------------------------------------------
@@ -51,7 +59,8 @@ def _run_event_loop(original: Callable[[Any], None], scheduler: Any) -> None:
 
     scheduler.harli = attachment = Attachment(scheduler)
     try:
-        original(scheduler)
+        with suppress(_Leave):
+            original(scheduler)
     finally:
         attachment.runtime.close()
 
@@ -73,6 +82,12 @@ def _get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: 
     return original(scheduler, *args, **kwargs)
 
 
+def _next_decode_only_batch(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    if scheduler.gracefully_exit:
+        raise _Leave
+    return original(scheduler, *args, **kwargs)
+
+
 def _on_idle(original: Callable[[Any], None], scheduler: Any) -> None:
     if not scheduler.harli.idle():
         original(scheduler)
@@ -86,7 +101,9 @@ def _elastic(configurator: Any) -> bool:
     from core.config import Settings
 
     wanted = Settings().engine.elastic_kv
-    return configurator.device == "cpu" if wanted is None else wanted
+    # A prefill peer is told the addresses of the whole KV cache once, and writes there.
+    alone: bool = configurator.server_args.disaggregation_mode == "null"
+    return (configurator.device == "cpu" and alone) if wanted is None else wanted
 
 
 def _build_token_to_kv_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ import pynvml
 import torch
 
 from core.config import Settings
+from core.errors import Unavailable
 from core.finetune.captured import CapturedTrainer, Slot
 from core.finetune.fused import FusedWeights
 from core.finetune.random_work import RandomWork
@@ -37,12 +38,19 @@ _KV_SHARE = 0.9  # of the KV cache that a measured batch may fill
 
 class DecodeQueue:
     """Raises `UnsupportedWeights` for a model that captured tasklets do not know, `Unavailable` for an engine without
-    decode graphs; ``HARLI_ENGINE__CAPTURED=false`` finetunes both eagerly.
+    decode graphs or overlap; ``HARLI_ENGINE__CAPTURED=false`` finetunes both eagerly.
 
     profiling: the predictor and the profile that it is fitted to.
     """
 
     def __init__(self, scheduler: Any, shared: PreTrainedModel, settings: Settings) -> None:
+        if not scheduler.enable_overlap:
+            raise Unavailable(
+                "engine_mode",
+                "captured tasklets are queued behind the launches of SGLang's overlap scheduler; start the engine "
+                "without disable_overlap_schedule, or with HARLI_ENGINE__CAPTURED=false",
+                "engine",
+            )
         runner = scheduler.tp_worker.model_runner
         device = shared.model.embed_tokens.weight.device
         partitions = green.make(device, settings.engine.partitions)
@@ -52,12 +60,11 @@ class DecodeQueue:
         self.trainer = CapturedTrainer(FusedWeights.of(runner.model, shared), slot, streams)
         self.layouts = tuple(green.describe(partitions))
         self.slot = slot.rank, slot.micro_batch_tokens
-        decode_stream = scheduler.forward_stream if scheduler.enable_overlap else torch.cuda.current_stream(device)
         finetune = {part.layout: part.finetune for part in partitions.parts}
 
         def new_executor(tasklet_ms: Callable[[Layout, TaskletKind], float]) -> Executor:
             return Executor(
-                decode_stream,
+                scheduler.forward_stream,
                 finetune,
                 select=decode.select,
                 new_event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
