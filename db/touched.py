@@ -12,11 +12,17 @@ from sqlalchemy import event
 from sqlalchemy.orm import ORMExecuteState, Session
 
 _KEY = "touched"
+_UNNOTICED = "harli_unnoticed"
 
 
 def info() -> dict[str, Any]:
     """What a write session is opened with."""
     return {_KEY: set()}
+
+
+def unnoticed() -> dict[str, Any]:
+    """Execution options of a statement that writes what no one keeps."""
+    return {_UNNOTICED: True}
 
 
 def tables(session: Session) -> frozenset[str]:
@@ -36,5 +42,7 @@ def _rows(session: Session, _context: object) -> None:
 def _statements(state: ORMExecuteState) -> None:
     found: set[str] | None = state.session.info.get(_KEY)
     mapper = state.bind_mapper
-    if found is not None and mapper is not None and (state.is_insert or state.is_update or state.is_delete):
+    if found is None or mapper is None or state.execution_options.get(_UNNOTICED, False):
+        return
+    if state.is_insert or state.is_update or state.is_delete:
         found.add(mapper.class_.__tablename__)

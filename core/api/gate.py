@@ -124,7 +124,7 @@ class Gate:
             await self._app(scope, receive, send)
         else:
             await self._changing(scope, receive, send, state.control, principal, path)
-        if token is not None and state.tokens.is_stale(token):
+        if token is not None and state.tokens.take_stale(token):
             await self._note_use(state.tokens, principal)
 
     async def _principal(self, tokens: Tokens, scope: Scope, path: str, token: str | None) -> Principal:

@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -78,10 +78,14 @@ class Tokens:
         )
         return principal
 
-    def is_stale(self, token: str) -> bool:
-        """Whether the use of a token should be noted."""
-        known = self._known.get(_digest(token))
-        return known is not None and known.is_stale
+    def take_stale(self, token: str) -> bool:
+        """Whether the use of a token should be noted, which the one who asks first does."""
+        known, digest = self._known, _digest(token)
+        found = known.get(digest)
+        if found is None or not found.is_stale:
+            return False
+        known[digest] = replace(found, is_stale=False)
+        return True
 
     def note_use(self, principal: Principal) -> None:
         """Write down, about once a minute, that a token is in use."""

@@ -40,6 +40,18 @@ def test_it_is_remembered_whatever_else_is_written(control: Control) -> None:
     assert known.remembered(token) == principal
 
 
+def test_its_use_is_noted_by_one_of_those_who_use_it_and_does_not_make_it_forgotten(control: Control) -> None:
+    _, token = made(admin(control))
+    known = Tokens(control)
+    principal = known.principal(token)
+    assert [known.take_stale(token) for _ in range(3)] == [True, False, False]
+    known.note_use(principal)
+    assert known.remembered(token) == principal
+    fresh = Tokens(control)
+    fresh.principal(token)
+    assert not fresh.take_stale(token), "that it is in use stands in the store"
+
+
 def test_it_is_forgotten_when_its_user_is_changed(control: Control) -> None:
     mine = admin(control)
     user, token = made(mine)
