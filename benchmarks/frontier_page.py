@@ -213,7 +213,7 @@ def _replayed(row: dict[str, Any]) -> list[str]:
 # ---- plot ------------------------------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT, LEFT, TOP = 420, 300, 62, 34
-COLOURS = ("#0b6bcb", "#c2410c", "#4d7c0f", "#7c3aed", "#0f766e")
+COLOURS = ("#0b6bcb", "#c2410c", "#4d7c0f", "#7c3aed", "#0f766e", "#a16207", "#be185d")
 
 
 def plot(rows: Sequence[dict[str, Any]]) -> str:
@@ -252,8 +252,9 @@ def _panel(rows: Sequence[dict[str, Any]], batch: int, x0: float) -> str:
         parts.append(f'<text x="{x:.1f}" y="{y + 16:.1f}" text-anchor="middle">{target}</text>')
     x, y = place(last / 2, 0)
     parts.append(f'<text x="{x:.1f}" y="{y + 34:.1f}" text-anchor="middle">p99 target, ms (finetune tokens/s)</text>')
+    colours = dict(zip(("best fixed point", *(f"{policy}, live" for policy in policies(rows))), COLOURS, strict=False))
     for number, (name, points) in enumerate(lines.items()):
-        colour = "#888" if name == "goal" else COLOURS[(number - 1) % len(COLOURS)]
+        colour = colours.get(name, "#888")
         dash = ' stroke-dasharray="5 4"' if name == "goal" else ""
         path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
