@@ -1,14 +1,9 @@
-"""The demonstration: the sample job is submitted once and never again, the sample traffic reaches the engine."""
+"""The demonstration: the sample job is submitted once and never again."""
 
 from __future__ import annotations
 
-import asyncio
-
-import pytest
-
 from core.client import Client
-from core.demo import NAME, submit_sample, traffic
-from tests.stack import Stack
+from core.demo import NAME, submit_sample
 
 
 def test_the_sample_job_is_submitted_once(api: Client) -> None:
@@ -26,15 +21,3 @@ def test_the_sample_data_set_has_no_faults(api: Client) -> None:
     report = api.dataset(NAME).report
     assert report.findings == []
     assert report.rows == report.rows_read > 200
-
-
-@pytest.mark.engine
-def test_the_sample_traffic_reaches_the_engine(stack: Stack) -> None:
-    async def a_while() -> None:
-        async with asyncio.timeout(12):
-            await traffic(stack.client, stack.settings)
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(a_while())
-    recent = stack.client.telemetry(seconds=15)
-    assert sum(point.decode_tokens_s * point.interval_s for point in recent) > 40, "three answers of about 40 tokens"

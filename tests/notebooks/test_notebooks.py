@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom: against a running Harli, or the simulator; with small parameters."""
+"""Every notebook that needs a running Harli runs from top to bottom, with small parameters."""
 
 from __future__ import annotations
 
@@ -6,40 +6,17 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
-import nbformat
 import pytest
 import torch
-from nbclient import NotebookClient
 from safetensors.torch import save_file
 
 from core.api.schemas import Job
-from tests.machine import ROOT
+from tests.notebooks.running import run
 from tests.stack import Stack, environment, until
 
-NOTEBOOKS = ROOT / "notebooks"
-_CELL_TIMEOUT_S = 240
 _STAMPED = re.compile(r"captain-\d{8}-\d{6}$")
-
-
-def run(name: str, **parameters: Any) -> str:
-    """Execute a notebook with other values in its parameters cell; what its cells showed as text."""
-    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-    (chosen,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    for parameter, value in parameters.items():
-        assert re.search(rf"^{parameter} = ", chosen.source, re.MULTILINE), f"{name} has no parameter {parameter}"
-        chosen.source += f"\n{parameter} = {value!r}"
-    NotebookClient(
-        notebook, timeout=_CELL_TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOKS)}}
-    ).execute()
-    texts: list[str] = []
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            texts.append(output.get("text", ""))
-            texts.extend(str(value) for kind, value in output.get("data", {}).items() if kind.startswith("text/"))
-    return "\n".join(texts)
 
 
 @pytest.fixture
@@ -84,21 +61,10 @@ def adapter(stack: Stack, tmp_path: Path) -> Iterator[str]:
     stack.client.delete_adapter(folder.name)
 
 
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_notebooks_are_kept_without_outputs_and_without_paths_of_a_machine(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    assert not re.search(r"/(home|root|work|tmp|Users)/", path.read_text())
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
-
-
 @pytest.mark.engine
 @pytest.mark.usefixtures("settings_of_the_stack")
 def test_the_journey_ends_with_an_adapter_that_answers(stack: Stack) -> None:
-    text = run("journey", steps=8, measure_s=1, pause_s=10)
+    text = run("journey", steps=4, measure_s=1, pause_s=10)
     assert "217 of 217 read" in text
     assert "in force in the engine after" in text
     (job,) = [job for job in stack.client.jobs(state="succeeded").items if _STAMPED.match(job.adapter_name)]
@@ -129,10 +95,3 @@ def test_the_slider_moves_the_target_in_the_engine(stack: Stack) -> None:
     text = run("live_targets", seconds=3, clients=1)
     assert len(re.findall(r"target [\d.]+ ms: finetuning", text)) == 2
     assert "targets as before" in text
-
-
-def test_the_papers_figures_come_from_the_simulator() -> None:
-    text = run("paper_figures", seconds=8, factors=(1.5, 3.0))
-    gains = re.search(r"gain: (-?[\d.]+) % on average", text)
-    assert gains is not None
-    assert float(gains.group(1)) > 0, "two that do both do more than one for each"
