@@ -143,9 +143,9 @@ def main() -> None:
     arguments.add_argument("--rank", type=int, default=16)
     arguments.add_argument(
         "--lora",
-        choices=("harli", "csgmv", "triton", "none"),
+        choices=("harli", "split", "csgmv", "triton", "none"),
         default="harli",
-        help="SGLang's LoRA kernels; harli: csgmv as Harli launches it (core/serving/lora_batch.py)",
+        help="harli: SGLang's csgmv kernels as core/serving/lora_batch.py has them; split: benchmarks/split_lora.py",
     )
     arguments.add_argument("--seconds", type=float, default=1e9, help="stop starting points after so long")
     arguments.add_argument("--name", default="frontier")
@@ -178,7 +178,7 @@ def _serve(folder: Path, options: Any, points: list[Point]) -> None:
     if options.lora != "none":
         lora = {
             "enable_lora": True, "max_lora_rank": options.rank, "max_loras_per_batch": 2,
-            "lora_target_modules": list(MODULES), "lora_backend": "csgmv" if options.lora == "harli" else options.lora,
+            "lora_target_modules": list(MODULES), "lora_backend": options.lora if options.lora == "triton" else "csgmv",
         }  # fmt: skip
 
     class FrontierEngine(Engine):  # type: ignore[misc]
@@ -356,14 +356,39 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
 
 def _narrow_lora() -> None:
     """LoRA's kernels as Harli's plugin has them, which is not loaded here, unless SGLang's own are asked for."""
-    options = json.loads((Path(os.environ[FOLDER]) / "plan.json").read_bytes())["options"]
-    if options["lora"] == "harli":
-        from sglang.srt.lora.backend.chunked_backend import ChunkedSgmvLoRABackend
+    lora = json.loads((Path(os.environ[FOLDER]) / "plan.json").read_bytes())["options"]["lora"]
+    if lora not in ("harli", "split"):
+        return
+    from sglang.srt.lora.backend import chunked_backend
 
-        from core.serving.lora_batch import prepare_lora_batch
+    from core.serving.lora_batch import prepare_lora_batch
 
-        original = ChunkedSgmvLoRABackend.prepare_lora_batch
-        ChunkedSgmvLoRABackend.prepare_lora_batch = lambda *a, **k: prepare_lora_batch(original, *a, **k)
+    backend = chunked_backend.ChunkedSgmvLoRABackend
+    original = backend.prepare_lora_batch
+    backend.prepare_lora_batch = lambda *a, **k: prepare_lora_batch(original, *a, **k)
+    if lora == "split":
+        _split_lora(chunked_backend)
+
+
+def _split_lora(backend: Any) -> None:
+    """The candidate in the place of SGLang's kernels in captured graphs."""
+    from benchmarks import split_lora
+
+    shrink, expand = backend.chunked_sgmv_lora_shrink_forward, backend.chunked_sgmv_lora_expand_forward
+
+    def ours_shrink(x: Any, weights: Any, batch_info: Any, num_slices: int) -> Any:
+        if not batch_info.use_cuda_graph:
+            return shrink(x=x, weights=weights, batch_info=batch_info, num_slices=num_slices)
+        return split_lora.shrink(x, weights, batch_info, num_slices, split_lora.splits(x.shape[1], 8))
+
+    def ours_expand(
+        x: Any, weights: Any, batch_info: Any, slice_offsets: Any, max_slice_size: int, base_output: Any
+    ) -> Any:
+        if x.dim() == 2:
+            return expand(x, weights, batch_info, slice_offsets, max_slice_size, base_output)
+        return split_lora.expand(x, weights, batch_info, slice_offsets, max_slice_size, base_output)
+
+    backend.chunked_sgmv_lora_shrink_forward, backend.chunked_sgmv_lora_expand_forward = ours_shrink, ours_expand
 
 
 def point_of(raw: dict[str, Any]) -> Point:

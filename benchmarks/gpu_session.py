@@ -64,7 +64,7 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
     few = ["--few", "harli", "tasklet_slices", "step_slices", "chunked"]
 
     def lora(kernels: str) -> Part:
-        return Part(f"lora_{kernels}", f"decode with SGLang's own LoRA kernels, {kernels}", 70,
+        return Part(f"lora_{kernels}", f"decode with other LoRA kernels, {kernels}", 70,
                     [*plain, "--lora", kernels, "--batches", "32", "128", "--splits", "96", "--steps", "100",
                      "--policies", "--few", "--seconds", "65", "--name", f"frontier_lora_{kernels}"])  # fmt: skip
 
@@ -72,8 +72,9 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
         Part("tests", "partitions, executor and captured tasklets on the device", 100,
              test("tests/partition/test_green.py", "tests/runtime/test_streams.py", "tests/finetune/test_captured.py",
                   "tests/finetune/test_captured_job.py")),
-        Part("lora_kernels", "SGLang's LoRA kernels by grid and blocks; the best blocks are used from here on", 60,
+        Part("lora_kernels", "LoRA kernels by grid and blocks; SGLang's best blocks are used from here on", 75,
              ["-m", "benchmarks.lora_kernels", "--configs", str(folder / "lora")]),
+        lora("split"),
         Part("frontier", "every layout and the policies at batches of 32 and 128", 390,
              [*frontier, "--batches", "32", "128", "--steps", "150", "--policies", "hybrid", *few, "--seconds", "370"]),
         Part("live", "the first start with its profile; no job against SGLang alone; checkpoints; replay; decode-only",
@@ -86,7 +87,6 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
              ["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *memcheck("tests/finetune/test_kernels.py")]),
         Part("memcheck_job", "compute-sanitizer over a small captured job", 60,
              memcheck("tests/finetune/test_captured_job.py::test_metrics_are_those_of_the_eager_trainer")),
-        lora("csgmv"),
         Part("arena", "the arena on the driver's own pages", 20, test("tests/memory/test_gpu.py")),
         Part("memory", "pages between KV cache and finetuning", 60, ["-m", "benchmarks.memory", "--seconds", "8"]),
         Part("exclusive", "our trainer alone, and the bound of its matrix products", 45,
@@ -100,6 +100,7 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
         Part("qwen", "the frontier of Qwen2.5-7B's shape at a batch of 32", 110,
              [*frontier, "--model", "qwen2.5-7b", "--batches", "32", "--steps", "100", "--policies", "hybrid", "--few",
               "--seconds", "100", "--name", "frontier_qwen"]),
+        lora("csgmv"),
         lora("triton"),
         Part("batches", "the frontier at batches of 8 and 64", 160,
              [*frontier, "--batches", "8", "64", "--steps", "120", "--policies", "hybrid", "--few", "--seconds", "140",

@@ -4,8 +4,9 @@
 
 Each of a layer's four pairs of kernels runs once per layer, on weights of its own, in a CUDA graph, as in decode: with
 the grid of SGLang (a block for each request of the largest batch, `most`), with that of core/serving/lora_batch.py, and
-there with other block sizes. dense: the same two products by cuBLAS, which knows one adapter only; a bound of a kind.
-us: of one pair. ms_per_step: of all pairs of all layers, with the grid alone changed, and with the best blocks as well.
+there with other block sizes. split: benchmarks/split_lora.py in their place. dense: the same two products by cuBLAS,
+which knows one adapter only; a bound of a kind. us: of one pair; error: of what split adds, relative to SGLang's.
+ms_per_step: of all pairs of all layers, with the grid alone changed, and with the best blocks as well.
 
 With --configs the best blocks are written there as SGLang's own tuning does; an engine that is started with
 SGLANG_LORA_CONFIG_DIR=DIR uses them.
@@ -22,13 +23,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import record
+from benchmarks import record, split_lora
 from benchmarks.frontier import MODELS
 from core.serving.lora_batch import most_segments
 
 RANK, ADAPTERS = 16, 2
 SHRINK = [{"BLOCK_N": 16, "BLOCK_K": k, "num_warps": w, "num_stages": s} for k, w, s in
           ((256, 4, 3), (256, 4, 5), (512, 4, 3), (512, 8, 3), (1024, 8, 2))]  # fmt: skip
+SPLIT = [(most, block) for most in (4, 8, 16) for block in (64, 128)]
 EXPAND = [{"BLOCK_N": n, "BLOCK_K": 16, "num_warps": w} for n, w in ((64, 4), (64, 2), (128, 4), (256, 4))]
 
 
@@ -114,6 +116,26 @@ class Kernels:
             self._expand.chunked_sgmv_lora_expand_forward(left, b, info, data.offsets, max(outputs), data.out)
 
 
+def run_split(data: Data, info: Any, split: int, block: int) -> None:
+    """Every layer's pair by the candidate."""
+    outputs = data.pair.outputs
+    for a, b in data.weights:
+        partial = split_lora.shrink(data.x, a, info, len(outputs), split)
+        split_lora.expand(partial, b, info, data.offsets, max(outputs), data.out, block)
+
+
+def split_error(kernels: Kernels, data: Data, info: Any, split: int) -> float:
+    """What it adds in the first layer, against what SGLang's kernels add."""
+    everything, data.weights = data.weights, data.weights[:1]
+    added = []
+    for run in (lambda: kernels.run(data, info), lambda: run_split(data, info, split, 64)):
+        data.out.zero_()
+        run()
+        added.append(data.out.float())
+    data.weights = everything
+    return round(float((added[1] - added[0]).norm() / added[0].norm()), 5)
+
+
 def pair_us(run: Callable[[], None], layers: int) -> float:
     """Of one pair, in a graph of all layers; the median of ten replays."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -155,6 +177,18 @@ def measured(kernels: Kernels, data: Data, layers: int, most: int) -> Iterator[d
         yield row("shrink", narrow, shrink, None)
     for expand in EXPAND:
         yield row("expand", narrow, None, expand)
+    kernels.use(None, None)
+    info = data.info(narrow)
+    for most_parts, block in SPLIT:
+        parts = split_lora.splits(data.pair.inputs, most_parts)
+
+        def run(parts: int = parts, block: int = block) -> None:
+            run_split(data, info, parts, block)
+
+        yield {
+            "pair": data.pair.name, "batch": data.batch, "what": "split", "grid": narrow, "parts": parts,
+            "block": block, "us": pair_us(run, layers), "error": split_error(kernels, data, info, parts),
+        }  # fmt: skip
     yield {"pair": data.pair.name, "batch": data.batch, "what": "dense", "us": pair_us(data.dense, layers)}
 
 
@@ -166,10 +200,10 @@ def best(rows: list[dict[str, Any]], pair: str, batch: int, what: str) -> dict[s
 
 def per_step(rows: list[dict[str, Any]], shape: dict[str, Any], batch: int) -> dict[str, float]:
     """ms of all pairs of all layers. tuned: the bounded grid, less what the best blocks of either kernel save."""
-    total = dict.fromkeys(("sglang", "bounded", "tuned", "dense"), 0.0)
+    total = dict.fromkeys(("sglang", "bounded", "tuned", "split", "dense"), 0.0)
     for pair in pairs(shape):
         us = {what: (best(rows, pair.name, batch, what) or {"us": float("nan")})["us"] for what in
-              ("sglang", "bounded", "shrink", "expand", "dense")}  # fmt: skip
+              ("sglang", "bounded", "shrink", "expand", "split", "dense")}  # fmt: skip
         us["tuned"] = us["bounded"] - max(0.0, us["bounded"] - us["shrink"]) - max(0.0, us["bounded"] - us["expand"])
         for what in total:
             total[what] += us[what] * shape["num_hidden_layers"] / 1e3
