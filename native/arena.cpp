@@ -13,6 +13,17 @@ Pool::Pool(std::unique_ptr<Backend> backend, std::size_t capacity)
 
 Pool::~Pool() { trim(); }
 
+void Pool::join(const std::string& owner) {
+  const std::lock_guard lock(mutex_);
+  ++owners_[owner].holders;
+}
+
+void Pool::leave(const std::string& owner) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = owners_.find(owner);
+  if (found != owners_.end() && --found->second.holders == 0) owners_.erase(found);
+}
+
 void Pool::charge(const std::string& owner, std::size_t count) {
   const std::lock_guard lock(mutex_);
   const std::size_t room = capacity_ - used_ - lost_;
@@ -20,7 +31,7 @@ void Pool::charge(const std::string& owner, std::size_t count) {
     throw ArenaFull(owner + " asks for " + std::to_string(count) + " pages of " + std::to_string(page_bytes_) +
                     " bytes; " + std::to_string(room) + " of " + std::to_string(capacity_) + " are free");
   }
-  Use& use = owners_[owner];
+  Use& use = owners_.at(owner);
   use.pages += count;
   use.high_water = std::max(use.high_water, use.pages);
   used_ += count;
@@ -30,7 +41,7 @@ void Pool::charge(const std::string& owner, std::size_t count) {
 void Pool::discharge(const std::string& owner, std::size_t count) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = owners_.find(owner);
-  if (found == owners_.end()) return;  // nothing was ever charged to it
+  if (found == owners_.end()) return;
   found->second.pages -= count;
   used_ -= count;
 }
@@ -59,8 +70,11 @@ void Pool::keep(std::span<const Handle> pages) noexcept {
   kept_.insert(kept_.end(), pages.begin(), pages.end());
 }
 
-void Pool::lose(std::size_t count) noexcept {
-  const std::lock_guard lock(mutex_);
+void Pool::lose(const std::string& owner, std::size_t count) noexcept {
+  const std::lock_guard lock(mutex_);  // both at once: in between there would seem to be more pages than there are
+  const auto found = owners_.find(owner);
+  if (found != owners_.end()) found->second.pages -= count;
+  used_ -= count;
   lost_ += count;
 }
 
@@ -108,26 +122,32 @@ Statistics Pool::statistics() const {
 Region::Region(std::shared_ptr<detail::Pool> pool, std::string owner, std::size_t pages)
     : pool_(std::move(pool)), owner_(std::move(owner)), pages_(pages), handles_(pages), is_mapped_(pages, false) {
   if (pages == 0) throw ArenaError("a region of no pages for " + owner_);
-  address_ = pool_->backend().reserve(pages * pool_->page_bytes());
+  pool_->join(owner_);
+  try {
+    address_ = pool_->backend().reserve(pages * pool_->page_bytes());
+  } catch (...) {
+    pool_->leave(owner_);
+    throw;
+  }
 }
 
 Region::~Region() {
   std::size_t page = 0;
-  bool clean = true;
   while (page < pages_) {
     std::size_t end = page;
     while (end < pages_ && is_mapped_[end]) ++end;
     if (end > page) {
       try {
         unmap_locked(page, end - page);
-      } catch (const ArenaError&) {
-        clean = false;
+      } catch (const std::exception&) {
+        // counted as lost
       }
     }
     page = end + 1;
   }
   // A range that the driver still holds pages in is left to the end of the process.
-  if (clean) pool_->backend().free_range(address_, pages_ * pool_->page_bytes());
+  if (clean_) pool_->backend().free_range(address_, pages_ * pool_->page_bytes());
+  pool_->leave(owner_);
 }
 
 std::size_t Region::mapped() const {
@@ -166,6 +186,10 @@ void Region::map(std::size_t first, std::size_t count) {
   }
   try {
     pool_->backend().map(address_ + first * page_bytes(), handles);
+  } catch (const ArenaStuck&) {
+    pool_->lose(owner_, count);
+    clean_ = false;
+    throw;
   } catch (...) {
     pool_->keep(handles);
     pool_->discharge(owner_, count);
@@ -186,35 +210,39 @@ void Region::unmap(std::size_t first, std::size_t count) {
 }
 
 void Region::unmap_locked(std::size_t first, std::size_t count) {
-  std::string refused;
-  try {
-    pool_->backend().unmap(address_ + first * page_bytes(), count);
-  } catch (const ArenaError& error) {
-    refused = error.what();
-  }
   std::fill_n(is_mapped_.begin() + static_cast<std::ptrdiff_t>(first), count, false);
   mapped_ -= count;
-  if (refused.empty()) {
-    pool_->keep({handles_.data() + first, count});
-    pool_->discharge(owner_, count);
-    pool_->count_unmapped(count);
-    return;
+  try {
+    pool_->backend().unmap(address_ + first * page_bytes(), count);
+  } catch (...) {
+    pool_->lose(owner_, count);
+    clean_ = false;
+    throw;
   }
-  pool_->lose(count);
+  pool_->keep({handles_.data() + first, count});
   pool_->discharge(owner_, count);
-  throw ArenaError(refused);
+  pool_->count_unmapped(count);
 }
 
 // ---- claim ----------------------------------------------------------------------------------------------------------
 
 Claim::Claim(std::shared_ptr<detail::Pool> pool, std::string owner, std::size_t pages)
     : pool_(std::move(pool)), owner_(std::move(owner)) {
-  pool_->charge(owner_, pages);
+  pool_->join(owner_);
+  try {
+    pool_->charge(owner_, pages);
+  } catch (...) {
+    pool_->leave(owner_);
+    throw;
+  }
   pages_ = pages;
   pool_->shed();
 }
 
-Claim::~Claim() { pool_->discharge(owner_, pages_); }
+Claim::~Claim() {
+  pool_->discharge(owner_, pages_);
+  pool_->leave(owner_);
+}
 
 std::size_t Claim::pages() const {
   const std::lock_guard lock(mutex_);

@@ -49,6 +49,10 @@ class Pool {
   Backend& backend() const { return *backend_; }
   std::size_t page_bytes() const { return page_bytes_; }
 
+  // A region or claim of `owner` begins, or ends: an owner is known as long as it has one.
+  void join(const std::string& owner);
+  void leave(const std::string& owner) noexcept;
+
   // Counts `count` pages to `owner`, or throws ArenaFull with nothing counted.
   void charge(const std::string& owner, std::size_t count);
   void discharge(const std::string& owner, std::size_t count) noexcept;
@@ -56,8 +60,8 @@ class Pool {
   // `pages.size()` pages that were charged before. Throws with none taken.
   void take(std::span<Handle> pages);
   void keep(std::span<const Handle> pages) noexcept;
-  // The driver would not take these out of an address range: they cannot be used again.
-  void lose(std::size_t count) noexcept;
+  // The driver would not take these of `owner` out of an address range: nobody uses them, and nobody can any more.
+  void lose(const std::string& owner, std::size_t count) noexcept;
   void count_mapped(std::size_t count) noexcept { mapped_ += count; }
   void count_unmapped(std::size_t count) noexcept { unmapped_ += count; }
 
@@ -72,6 +76,7 @@ class Pool {
   struct Use {
     std::size_t pages = 0;
     std::size_t high_water = 0;
+    std::size_t holders = 0;  // regions and claims
   };
 
   const std::unique_ptr<Backend> backend_;
@@ -121,6 +126,7 @@ class Region {
   std::vector<Handle> handles_;
   std::vector<bool> is_mapped_;
   std::size_t mapped_ = 0;
+  bool clean_ = true;  // the driver holds no page in the range but those that are mapped
 };
 
 // Pages that are counted to an owner without an address: memory that another allocator hands out, kept within the

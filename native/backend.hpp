@@ -23,6 +23,12 @@ class ArenaFull : public ArenaError {
   using ArenaError::ArenaError;
 };
 
+// A mapping failed half-way and could not be rolled back: some of its pages are still behind addresses.
+class ArenaStuck : public ArenaError {
+ public:
+  using ArenaError::ArenaError;
+};
+
 // One physical page, by the name that its back end gives it.
 using Handle = std::uint64_t;
 
@@ -43,7 +49,8 @@ class Backend {
   virtual Handle create() = 0;
   virtual void destroy(Handle page) noexcept = 0;
 
-  // Puts `pages` behind the addresses from `address` on, readable and writable. Throws ArenaError with nothing mapped.
+  // Puts `pages` behind the addresses from `address` on, readable and writable. Throws ArenaError with nothing mapped, or
+  // ArenaStuck.
   virtual void map(std::uintptr_t address, std::span<const Handle> pages) = 0;
   // Takes away what `map` put behind `count` pages' worth of addresses. Throws ArenaError.
   virtual void unmap(std::uintptr_t address, std::size_t count) = 0;

@@ -88,7 +88,12 @@ class CudaBackend final : public Backend {
       --done;
     }
     if (result == kSuccess) return;
-    for (std::size_t page = 0; page < done; ++page) driver_.cuMemUnmap(address + page * page_bytes_, page_bytes_);
+    for (std::size_t page = 0; page < done; ++page) {
+      const Result back = driver_.cuMemUnmap(address + page * page_bytes_, page_bytes_);
+      if (back != kSuccess) {
+        throw ArenaStuck(words(driver_, call, result) + "; then " + words(driver_, "cuMemUnmap", back));
+      }
+    }
     check(driver_, call, result);
   }
 

@@ -15,7 +15,8 @@ namespace harli {
 
 class Heap {
  public:
-  // At most `cap` pages at once, in an address range of `pages`: more than the cap, since free addresses fragment.
+  // At most `cap` pages at once, in an address range of `pages`: more than the cap ever is, since free addresses
+  // fragment.
   Heap(Arena& arena, std::string owner, std::size_t cap, std::size_t pages);
 
   // An address with `bytes` behind it. Throws ArenaFull when that is over the cap or the arena has no pages.
@@ -26,13 +27,15 @@ class Heap {
   bool holds(std::uintptr_t address) const;
   std::size_t used() const;        // pages
   std::size_t high_water() const;  // pages
-  std::size_t cap() const { return cap_; }
+  std::size_t cap() const;
+  // What is in use beyond a lower cap stays; nothing more is handed out until it is within.
+  void set_cap(std::size_t cap);
   std::string last_refusal() const;
 
  private:
   const std::shared_ptr<Region> region_;
-  const std::size_t cap_;
   mutable std::mutex mutex_;
+  std::size_t cap_;
   std::map<std::size_t, std::size_t> blocks_;  // first page → pages
   std::size_t used_ = 0, high_water_ = 0;
   std::string refusal_;

@@ -80,7 +80,12 @@ class MemfdBackend final : public Backend {
                          static_cast<off_t>(pages[done] * page_bytes_));
       if (got == MAP_FAILED) {
         const int error = errno;
-        if (done > 0) unmap(address, done);
+        // What was there before may be gone too, and the addresses anybody's: they are taken again.
+        try {
+          unmap(address, done + count);
+        } catch (const ArenaError& then) {
+          throw ArenaStuck(std::string("mmap: ") + std::strerror(error) + "; then " + then.what());
+        }
         refuse("mmap", error);
       }
       done += count;

@@ -89,7 +89,7 @@ NB_MODULE(_arena, m) {
       .def("free", &Heap::free, "address"_a, Released())
       .def_prop_ro("used", &Heap::used)
       .def_prop_ro("high_water", &Heap::high_water)
-      .def_prop_ro("cap", &Heap::cap)
+      .def_prop_rw("cap", &Heap::cap, &Heap::set_cap)
       .def_prop_ro("last_refusal", &Heap::last_refusal);
 
   nb::class_<PyArena>(m, "Arena")

@@ -168,6 +168,22 @@ void pages_that_the_driver_keeps_are_counted_as_lost() {
   fake::handles.clear();
 }
 
+void a_mapping_that_cannot_be_rolled_back_is_lost_and_its_range_is_left() {
+  {
+    Arena arena(harli::cuda::backend(fake::driver, 0), 8);
+    auto region = arena.reserve("kv", 8);
+    region->map(0, 1);
+    fake::fail_map = 2;
+    fake::fail_unmap = 0;
+    REQUIRE(names(refused<harli::ArenaStuck>([&] { region->map(1, 4); }), "out of memory); then cuMemUnmap"));
+    REQUIRE(region->mapped() == 1 && arena.statistics().lost == 4 && arena.statistics().used == 1);
+    region.reset();
+    REQUIRE(arena.statistics().used == 0 && arena.statistics().owners.empty() && fake::mappings.size() == 2);
+  }
+  fake::mappings.clear();
+  fake::handles.clear();
+}
+
 void a_device_without_memory_is_told_from_a_full_arena() {
   Arena arena(harli::cuda::backend(fake::driver, 0), 64);
   const auto region = arena.reserve("kv", 64);
@@ -231,6 +247,8 @@ void a_heap_keeps_its_cap_and_gives_all_back() {
       REQUIRE(heap.used() == used && used_by(arena, "job") == used);
     }
     REQUIRE(names(refused<ArenaError>([&] { heap.free(1); }), "no block begins"));
+    heap.set_cap(0);
+    REQUIRE(!refused<ArenaFull>([&] { heap.allocate(1); }).empty() && heap.used() == used);
   }
   REQUIRE(arena.statistics().used == 0);
 }
@@ -248,6 +266,31 @@ void blocks_go_back_to_the_heap_they_came_from() {
   harli::select_heap(nullptr);
   harli_free(of_second, kPageBytes, 0, nullptr);
   REQUIRE(arena.statistics().used == 0);
+}
+
+// One thread selects heaps while others take and free blocks: no block is left to nobody.
+void heaps_change_while_blocks_come_and_go(std::size_t operations) {
+  Arena arena(harli::memfd_backend(kPageBytes, 64), 64);
+  {
+    std::vector<std::thread> threads;
+    for (unsigned number = 0; number < 3; ++number) {
+      threads.emplace_back([&, number] {
+        for (std::size_t operation = 0; operation < operations; ++operation) {
+          if (number == 0) {
+            harli::select_heap(operation % 3 ? std::make_shared<Heap>(arena, "job", 4, 8) : nullptr);
+            continue;
+          }
+          void* block = harli_malloc(kPageBytes, 0, nullptr);
+          if (block == nullptr) continue;
+          std::memset(block, 1, kPageBytes);
+          harli_free(block, kPageBytes, 0, nullptr);
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+  harli::select_heap(nullptr);
+  REQUIRE(arena.statistics().used == 0 && arena.statistics().owners.empty());
 }
 
 // Threads map, claim and read figures at once; each region is also shared by two of them.
@@ -296,11 +339,13 @@ int main(int argc, char** argv) {
   REQUIRE(fake::mappings.empty() && fake::handles.empty() && fake::depth == 0);
   a_failed_mapping_leaves_nothing_behind();
   pages_that_the_driver_keeps_are_counted_as_lost();
+  a_mapping_that_cannot_be_rolled_back_is_lost_and_its_range_is_left();
   a_device_without_memory_is_told_from_a_full_arena();
   a_driver_that_unmaps_page_by_page_works_too();
   regions_and_claims_outlive_their_arena();
   a_heap_keeps_its_cap_and_gives_all_back();
   blocks_go_back_to_the_heap_they_came_from();
+  heaps_change_while_blocks_come_and_go(operations / 100);
   threads_share_an_arena(operations / 50);
   std::printf("%zu random operations and the rest held\n", operations);
   return 0;
