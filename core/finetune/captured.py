@@ -28,6 +28,8 @@ import torch
 from core.errors import HarliError
 from core.finetune.fused import FusedStep, FusedWeights, LoraState, Shape, Work, pack_inputs
 from core.intake.packing import MicroBatch
+from core.memory.slot import SlotMemory
+from core.memory.swap import Swappable
 from core.policy.types import TaskletKind
 
 _KINDS: dict[str, TaskletKind] = {
@@ -37,6 +39,10 @@ _KINDS: dict[str, TaskletKind] = {
     "backward": "backward",
     "optimizer": "optimizer",
 }
+
+
+# Masters and moments, by the names that a checkpoint gives them.
+_KEPT = ("master", "exp_avg", "exp_avg_sq")
 
 
 class Slot(NamedTuple):
@@ -77,26 +83,34 @@ class Program(NamedTuple):
 
 
 class JobState:
-    """A copy, on the device, of a job's LoRA between two tasklets; its methods may wait, and may run in any thread."""
+    """A job's LoRA as it is between two tasklets; its methods may wait, and may run in any thread.
 
-    def __init__(self, lora: LoraState, dtype: torch.dtype) -> None:
-        self._lora, self._dtype = lora, dtype
-        self._flats = {
-            "master": lora.masters.clone(),
-            "exp_avg": lora.exp_avg.clone(),
-            "exp_avg_sq": lora.exp_avg_sq.clone(),
-        }
+    away: what holds masters and moments when they are not on the device, or on their way, so that no tasklet changes
+    them; elsewhere a copy on the device is taken of them at once.
+    """
+
+    def __init__(self, lora: LoraState, dtype: torch.dtype, away: Swappable | None) -> None:
+        self._lora, self._dtype, self._away = lora, dtype, away
+        flats = (lora.masters, lora.exp_avg, lora.exp_avg_sq)
+        self._flats = [flat.clone() for flat in flats] if away is None else []
         self._step = lora.step.clone()
-        self.copied = torch.cuda.current_stream(lora.masters.device).record_event()
+        self.copied = torch.cuda.current_stream(lora.step.device).record_event()
+
+    def _on_cpu(self, count: int) -> list[torch.Tensor]:
+        """The first `count` of masters, first and second moments."""
+        self.copied.synchronize()
+        if self._away is not None:
+            return self._away.contents(range(count))
+        return [flat.cpu() for flat in self._flats[:count]]
 
     def optimizer(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Masters and moments on the CPU by `LoraOptimizer.state`'s names, cut to the shapes of `like` (the job's LoRA
+        """Masters and moments on the CPU by the names of a checkpoint, cut to the shapes of `like` (the job's LoRA
         parameters by peft's names)."""
-        self.copied.synchronize()
+        flats = self._on_cpu(3)
         step = self._step.cpu()[0]
         state: dict[str, torch.Tensor] = {}
-        for prefix, flat in self._flats.items():
-            for name, value in self._lora.named(flat.cpu()):
+        for prefix, flat in zip(_KEPT, flats, strict=True):
+            for name, value in self._lora.named(flat):
                 if name in like and (prefix == "master" or step > 0):
                     state[f"{prefix}.{name}"] = _corner(value, like[name])
         if step > 0:
@@ -105,8 +119,7 @@ class JobState:
 
     def adapter(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The LoRA parameters on the CPU by peft's names, in the model's dtype, cut to the shapes of `like`."""
-        self.copied.synchronize()
-        values = self._lora.named(self._flats["master"].cpu())
+        values = self._lora.named(self._on_cpu(1)[0])
         return {name: _corner(value, like[name]).to(self._dtype) for name, value in values if name in like}
 
 
@@ -117,25 +130,44 @@ def _corner(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 class CapturedTrainer:
     """A slot's static buffers and its graphs on each of `streams`; a partition is the place of its stream in there.
 
-    capture_s: seconds that the capture took; memory_bytes: device memory that buffers and graphs took. Must be made on
-    a thread that may synchronise the device. All methods but `JobState`'s return without waiting for the device.
+    memory: the part of the arena that the buffers lie in, mapped for the capture and from then on the caller's to map
+    and unmap: tasklets are launched while all of it is `present`, a program from its beginning after it was mapped
+    again. Without it they lie in torch's memory. capture_s: seconds that the capture took; memory_bytes: device memory
+    that buffers and graphs took. Must be made on a thread that may synchronise the device. All methods but `JobState`'s
+    return without waiting for the device.
     """
 
-    def __init__(self, weights: FusedWeights, slot: Slot, streams: Sequence[torch.cuda.Stream]) -> None:
+    def __init__(
+        self,
+        weights: FusedWeights,
+        slot: Slot,
+        streams: Sequence[torch.cuda.Stream],
+        memory: SlotMemory | None = None,
+    ) -> None:
         self.slot = slot
         self.streams = tuple(streams)
         self._on = [torch.cuda.stream(stream) for stream in self.streams]  # making one takes longer than a launch
         self._device = weights.embed.device
         began, free = time.perf_counter(), torch.cuda.mem_get_info(self._device)[0]
+        self.memory = memory
         with torch.inference_mode(False), torch.no_grad():
             self._fused = FusedStep(
-                weights, rank=slot.rank, micro_batch_tokens=slot.micro_batch_tokens, recompute=slot.recompute
+                weights,
+                rank=slot.rank,
+                micro_batch_tokens=slot.micro_batch_tokens,
+                recompute=slot.recompute,
+                place=memory,
             )
+            if memory is not None:
+                memory.map()
+            self._mapping = memory.mappings if memory is not None else 0
             self._graphs = [self._capture(stream) for stream in self.streams]
             self._fused.lora.step.zero_()
         torch.cuda.synchronize(self._device)
         self.capture_s = time.perf_counter() - began
         self.memory_bytes = free - torch.cuda.mem_get_info(self._device)[0]
+        if memory is not None:  # mapped from pages that the arena had
+            self.memory_bytes += memory.bytes
         self._constants = 0.0, 0.0, 0.0
         self._program: Program | None = None
         self._pending: deque[tuple[torch.cuda.Event, torch.Tensor, Program]] = deque()
@@ -190,39 +222,52 @@ class CapturedTrainer:
         (`JobState.optimizer`), which then counts; scaling: alpha / rank, or alpha / sqrt(rank) with rsLoRA. Raises
         `Invalid` when the slot's rank is too small.
         """
-        lora, buffers = self._fused.lora, self._fused.buffers
+        lora = self._fused.lora
         current = torch.cuda.current_stream(self._device)
         for stream in self.streams:
             current.wait_stream(stream)
+        content = state if state is not None else {f"master.{name}": value for name, value in parameters.items()}
         with torch.inference_mode(False), torch.no_grad():
-            if state is None:
-                lora.load(lora.masters, parameters)
-                lora.exp_avg.zero_()
-                lora.exp_avg_sq.zero_()
-                lora.step.zero_()
-            else:
-                for prefix, flat in (
-                    ("master", lora.masters), ("exp_avg", lora.exp_avg), ("exp_avg_sq", lora.exp_avg_sq)
-                ):
-                    named = {k.removeprefix(f"{prefix}."): v for k, v in state.items() if k.startswith(f"{prefix}.")}
-                    lora.load(flat, named)
-                lora.step.fill_(next((float(v) for k, v in state.items() if k.startswith("step.")), 0.0))
-            lora.gradient.zero_()
-            buffers.loss.zero_()
+            flats = [lora.masters, lora.exp_avg, lora.exp_avg_sq]
+            if self.memory is not None:  # which may be away, or be moved while this goes on
+                flats = [torch.zeros(flat.shape) for flat in flats]
+            for prefix, flat in zip(_KEPT, flats, strict=True):
+                begins = f"{prefix}."
+                lora.load(flat, {k.removeprefix(begins): v for k, v in content.items() if k.startswith(begins)})
+            if self.memory is not None:
+                self.memory.state.put(flats)
+            lora.step.fill_(next((float(v) for k, v in content.items() if k.startswith("step.")), 0.0))
             self._constants = weight_decay, max_grad_norm, scaling
-            buffers.scalars.copy_(torch.tensor([0.0, *self._constants, 1.0]))
-            self._fused.publish()
+            if self.memory is None:
+                self._fused.buffers.scalars.copy_(torch.tensor([0.0, *self._constants, 1.0]))
+                self._begin()
+            else:  # when it is launched, since the buffers may not be there, or be on their way
+                self._mapping = -1
         self._copied = current.record_event()
         self._program = None
         self._pending.clear()
 
-    def job_state(self, partition: int = 0) -> JobState:
-        """A copy of the job as it will be when what was launched is through; to be taken between two optimizer steps.
-        partition: where the last tasklet was launched."""
+    def _begin(self) -> None:
+        """Make what is not kept of a job: nothing is computed yet, and the working copy is that of the masters."""
+        self._fused.lora.gradient.zero_()
+        self._fused.buffers.loss.zero_()
+        self._fused.publish()
+        self._mapping = self.memory.mappings if self.memory is not None else 0
+
+    def over(self, partition: int) -> torch.cuda.Event:
+        """When everything that was launched is through; partition: where the last tasklet was launched."""
+        event: torch.cuda.Event = self.streams[partition].record_event()
+        return event
+
+    def job_state(self, partition: int = 0, *, away: bool = False) -> JobState:
+        """The job as it will be when what was launched is through; to be taken between two optimizer steps.
+        partition: where the last tasklet was launched; away: its memory is not all there, or on its way, and it has
+        nothing to launch before this is written."""
         with torch.cuda.stream(self.streams[partition]), torch.inference_mode(False):
             if self._copied is not None:
                 self.streams[partition].wait_event(self._copied)
-            state = JobState(self._fused.lora, self._fused.weights.embed.dtype)
+            kept = self.memory.state if away and self.memory is not None else None
+            state = JobState(self._fused.lora, self._fused.weights.embed.dtype, kept)
         self._copied = state.copied
         return state
 
@@ -282,6 +327,9 @@ class CapturedTrainer:
                 self._copied = None
             if index == 0:
                 buffers.scalars.copy_(program.scalars, non_blocking=True)
+                if self.memory is not None and self._mapping != self.memory.mappings:
+                    with torch.inference_mode(False), torch.no_grad():
+                        self._begin()
             if index in program.inputs:
                 buffers.inputs.copy_(program.inputs[index], non_blocking=True)
             self._graphs[partition][program.work[index]].replay()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from core.finetune.trainer import Metric, NotFinite, _epoch, _fingerprint, _pack
 from core.intake import packing
 from core.intake.chat import Encoded
 from core.link.messages import JobSpec
+from core.memory.share import JobShare
 from core.policy.types import TaskletKind
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ class CapturedSnapshot:
 class CapturedJob:
     """`spec` trained on `rows` in the slot `compute`, over `model` (frozen, as `views.shared_model` gives it).
 
-    Raises `Invalid` for dropout, a rank that the slot does not hold, another micro-batch size, rows that no micro-batch
-    holds, an empty data set and a checkpoint of another job.
+    new_share: makes the share of the slot's part of the arena, where it has one; nothing is launched before that is
+    ready. Raises `Invalid` for dropout, a rank that the slot does not hold, another micro-batch size, rows that no
+    micro-batch holds, an empty data set and a checkpoint of another job.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class CapturedJob:
         *,
         base_name: str,
         resume_from: Path | None = None,
+        new_share: Callable[[], JobShare] | None = None,
     ) -> None:
         slot = compute.slot
         if spec.lora.dropout > 0 or spec.lora.rank > slot.rank or spec.micro_batch_tokens != slot.micro_batch_tokens:
@@ -92,16 +95,23 @@ class CapturedJob:
         if resume_from is not None:
             self.progress, state = checkpoint.read(resume_from, self.progress.fingerprint)
         initial = Path(spec.initial_adapter) if spec.initial_adapter is not None else None
+        self._partition = 0
         self._model = lora.wrap(model, spec.lora, seed=spec.seed, base_name=base_name, initial=initial)
         self._parameters = {name: p.detach() for name, p in lora.trainable(self._model).items()}
         rank = spec.lora.rank
-        compute.load_job(
-            self._parameters,
-            scaling=spec.lora.alpha / (math.sqrt(rank) if spec.lora.use_rslora else rank),
-            weight_decay=spec.weight_decay,
-            max_grad_norm=spec.max_grad_norm,
-            state=state,
-        )
+        self._share: JobShare | None = None
+        try:
+            self._share = new_share() if new_share is not None else None  # from here on the slot is this job's
+            compute.load_job(
+                self._parameters,
+                scaling=spec.lora.alpha / (math.sqrt(rank) if spec.lora.use_rslora else rank),
+                weight_decay=spec.weight_decay,
+                max_grad_norm=spec.max_grad_norm,
+                state=state,
+            )
+        except Exception:
+            self._leave()
+            raise
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="harli-pack")
         self._ahead: Future[Program] | None = None
         self._metrics: list[Metric] = []
@@ -109,7 +119,6 @@ class CapturedJob:
         self._kinds: deque[TaskletKind] = deque()
         self._tokens_per_tasklet = 0.0
         self._launched = 0
-        self._partition = 0
         self._evaluated_at = self.progress.evaluated_at  # what was launched; `progress` has what is known
         self._evaluating = False
         self._refill()
@@ -139,7 +148,7 @@ class CapturedJob:
     def launch(self, partition: int) -> TaskletKind | None:
         """Launch the next tasklet on the partition's stream, behind the one before it, whose order the caller sees to;
         None when there is none left."""
-        if not self._kinds:
+        if not self._kinds or not self._ready:
             return None
         kind = self._kinds.popleft()
         self._compute.launch(partition, self._launched)
@@ -151,8 +160,22 @@ class CapturedJob:
                 self._refill()
         return kind
 
+    @property
+    def _ready(self) -> bool:
+        return self._share is None or self._share.ready
+
+    def start_again(self) -> torch.cuda.Event:
+        """Give up what has been launched of the open optimizer step or evaluation; it starts again when its buffers
+        have been mapped anew. Answers when everything that was launched is through."""
+        if self._kinds:
+            self._kinds = deque(self._loaded.kinds)
+            self._launched = 0
+        return self._compute.over(self._partition)
+
     def take_metrics(self) -> list[Metric]:
         """What the device has measured since the last call. Raises `NotFinite`; the job is then to be closed."""
+        if self._share is not None:
+            self._share.check()
         for result in self._compute.results():
             metric = self._expected.popleft()
             if metric.learning_rate is None:
@@ -186,17 +209,22 @@ class CapturedJob:
         """The job as of the last optimizer step that was launched; the open step is not part of it."""
         return CapturedSnapshot(
             msgspec.structs.replace(self.progress),
-            self._compute.job_state(self._partition),
+            self._compute.job_state(self._partition, away=not self._ready),
             self._model,
             self._parameters,
         )
 
     def close(self) -> None:
-        """Take the LoRA modules out of the shared model; the slot is free for the next job."""
+        """Take the LoRA modules out of the shared model; the slot is free for the next job when its memory is back."""
         self._kinds.clear()
         self._expected.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._leave()
+
+    def _leave(self) -> None:
         self._model.unload()  # type: ignore[operator]
+        if self._share is not None:
+            self._share.close(self._compute.over(self._partition))
 
     # ---- program -----------------------------------------------------------------------------------------------------
 

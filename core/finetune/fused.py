@@ -22,6 +22,7 @@ import torch
 from core.errors import Invalid
 from core.finetune import kernels_torch
 from core.finetune.views import UnsupportedWeights
+from core.memory.slot import Place, TorchMemory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -167,7 +168,7 @@ class LoraState:
     dtype [n]. All A factors come first, the B factors from element `first_b` on; in the working copy B carries LoRA's
     scaling. A module that is not trained, or a rank that is not used, is zero and stays zero: its gradient is."""
 
-    def __init__(self, shape: Shape, rank: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: Shape, rank: int, dtype: torch.dtype, device: torch.device, place: Place) -> None:
         self.shape, self.rank = shape, rank
         q, kv, _ = shape.qkv
         hidden, width = shape.hidden, shape.intermediate
@@ -182,10 +183,9 @@ class LoraState:
                 for size in factors:
                     places.append((end, size))
                     end += -(-size[0] * size[1] // 64) * 64  # aligned for vector loads
-        self.masters, self.exp_avg, self.exp_avg_sq, self.gradient = (
-            torch.zeros(end, dtype=torch.float32, device=device) for _ in range(4)
-        )
-        self.working = torch.zeros(end, dtype=dtype, device=device)
+        self.masters, self.exp_avg, self.exp_avg_sq = place.kept([(end,)] * 3)
+        self.gradient = place.buffer((end,), torch.float32)
+        self.working = place.buffer((end,), dtype)
         self.step = torch.zeros(1, dtype=torch.float32, device=device)
         self.factors = [self._layer(self.working, index) for index in range(shape.layers)]
         self.gradients = [self._layer(self.gradient, index) for index in range(shape.layers)]
@@ -263,7 +263,8 @@ class _Saved:
 
 
 class StepBuffers:
-    """Every tensor that a micro-batch of `tokens` tokens (M) needs, allocated once.
+    """Every tensor that a micro-batch of `tokens` tokens (M) needs, allocated once. raw: with room for q and k as they
+    are before head norms (Qwen3).
 
     inputs int64 [6, P]: ids, positions, starts, ends (of the packed row, per position), trained (positions whose next
     token counts, then M) and targets (then -100); P is M rounded up to whole head chunks. scalars fp32 [5]: learning
@@ -271,9 +272,11 @@ class StepBuffers:
     that, and gradient norm, of the step that ended last.
     """
 
-    def __init__(self, shape: Shape, tokens: int, rank: int, dtype: torch.dtype, device: torch.device, recompute: bool):
+    def __init__(
+        self, shape: Shape, tokens: int, rank: int, dtype: torch.dtype, place: Place, *, recompute: bool, raw: bool
+    ) -> None:
         def new(*size: int, of: torch.dtype = dtype) -> torch.Tensor:
-            return torch.zeros(size, dtype=of, device=device)
+            return place.buffer(size, of)
 
         fp32 = torch.float32
         q, kv, _ = shape.qkv
@@ -296,7 +299,7 @@ class StepBuffers:
             _Saved(
                 rstd_in=new(tokens, of=fp32),
                 qkv=new(tokens, q + 2 * kv),
-                raw=None,
+                raw=new(tokens, q + kv) if raw else None,
                 attention=new(tokens, q),
                 lse=new(heads, tokens, of=fp32),
                 middle=new(tokens, hidden),
@@ -319,11 +322,6 @@ class StepBuffers:
         self.picked, self.picked_normed = new(self.head_chunk, hidden), new(self.head_chunk, hidden)
         self.picked_rstd, self.losses = new(self.head_chunk, of=fp32), new(self.head_chunk, of=fp32)
         self.logits = new(self.head_chunk, shape.vocabulary)
-
-    def add_raw(self, shape: Shape) -> None:
-        """Room for q and k as they are before head norms (Qwen3)."""
-        for saved in self.saved:
-            saved.raw = torch.zeros_like(saved.qkv[:, : shape.qkv[0] + shape.qkv[1]])
 
 
 def pack_inputs(batch: MicroBatch, size: int) -> torch.Tensor:
@@ -354,17 +352,23 @@ class Work(NamedTuple):
 
 class FusedStep:
     """The arithmetic of one optimizer step over static buffers: `run` carries out any piece of work on the current
-    stream, without reading anything back."""
+    stream, without reading anything back. place: where the buffers lie; torch's own memory where it is left out."""
 
     def __init__(
-        self, weights: FusedWeights, *, rank: int, micro_batch_tokens: int, recompute: bool = False
+        self,
+        weights: FusedWeights,
+        *,
+        rank: int,
+        micro_batch_tokens: int,
+        recompute: bool = False,
+        place: Place | None = None,
     ) -> None:
         shape, embed = weights.shape, weights.embed
         self.weights, self.recompute = weights, recompute
-        self.lora = LoraState(shape, rank, embed.dtype, embed.device)
-        self.buffers = StepBuffers(shape, micro_batch_tokens, rank, embed.dtype, embed.device, recompute)
-        if weights.layers[0].q_norm is not None:
-            self.buffers.add_raw(shape)
+        place = place if place is not None else TorchMemory(embed.device)
+        self.lora = LoraState(shape, rank, embed.dtype, embed.device, place)
+        raw = weights.layers[0].q_norm is not None
+        self.buffers = StepBuffers(shape, micro_batch_tokens, rank, embed.dtype, place, recompute=recompute, raw=raw)
         self._ops = operations(embed.device)
         self._betas = torch.tensor([kernels_torch.BETA1, kernels_torch.BETA2], device=embed.device)
 

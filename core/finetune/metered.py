@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.finetune.trainer import Trainer
+import torch
+
+from core.finetune.trainer import Metric, Trainer
 from core.intake.chat import Encoded
 from core.link.messages import JobSpec
 from core.memory.arena import OutOfMemory
-from core.memory.share import JobShare
+from core.memory.share import GrowingActivations, JobShare
 from core.policy.types import TaskletKind
 
 if TYPE_CHECKING:
@@ -18,9 +20,12 @@ if TYPE_CHECKING:
 
 
 class MeteredTrainer(Trainer):
-    """Runs tasklets only as far as the activations that they save were granted; what goes beyond starts again, with the
-    same result, once more has been granted. `make_share` gets the bytes of the job's state: parameters, gradients and
-    moments, with the working copy where there is one."""
+    """Its LoRA parameters, gradients and optimizer state lie in the arena, or in host memory while the pages are
+    somebody else's; activations go as far as they were granted. What goes beyond starts again, with the same result,
+    once more has been granted. It runs while its `share` is ready.
+
+    new_share: makes the share of a job with such a state, whose content it takes over, and its activations.
+    """
 
     def __init__(
         self,
@@ -30,11 +35,14 @@ class MeteredTrainer(Trainer):
         *,
         base_name: str,
         resume_from: Path | None = None,
-        make_share: Callable[[int], JobShare],
+        new_share: Callable[[Sequence[torch.Tensor]], tuple[JobShare, GrowingActivations]],
     ) -> None:
         super().__init__(model, spec, rows, base_name=base_name, resume_from=resume_from)
         try:
-            self.share = make_share(self.state_bytes)
+            tensors = self._optimizer.tensors()
+            self._place = {name: number for number, name in enumerate(tensors)}
+            self.share, self._activations = new_share(list(tensors.values()))
+            self._optimizer.move_to(dict(zip(tensors, self.share.state.tensors, strict=True)))
         except Exception:
             super().close()
             raise
@@ -44,13 +52,26 @@ class MeteredTrainer(Trainer):
         the micro-batch's start. Raises `OutOfMemory` when the job can never get as much."""
         (kind,) = self.upcoming(1)
         try:
-            with self.share.metering():
+            with self._activations.computing():
                 return super().run_next()
         except OutOfMemory:
-            if not self.share.ask():
+            if not self._activations.ask():
                 raise
         self.start_again()
         return kind
+
+    def start_again(self) -> None:
+        # Where the state is away nothing has been computed since it left, and its gradients cannot be touched.
+        if self.share.state.inside:
+            super().start_again()
+
+    def take_metrics(self) -> list[Metric]:
+        self.share.check()
+        return super().take_metrics()
+
+    def _contents(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        copies = self.share.state.contents(self._place[name] for name in names)
+        return dict(zip(names, copies, strict=True))
 
     def close(self) -> None:
         super().close()

@@ -163,29 +163,30 @@ class Trainer:
 
     def snapshot(self) -> Snapshot:
         """The job as of the last finished optimizer step; what has been computed of the open step is not part of it."""
-        adapter = {name: p.detach().to("cpu", copy=True) for name, p in lora.trainable(self._model).items()}
-        model = self._model
+        model, names = self._model, self._optimizer.names
+        kept = self._contents(names)
+        adapter = self._optimizer.adapter(kept)
         return Snapshot(
             progress=msgspec.structs.replace(self.progress),
-            optimizer=self._optimizer.state(),
+            optimizer=kept | self._optimizer.steps(),
             save_adapter=lambda folder: lora.save(model, adapter, folder),
         )
 
-    @property
-    def state_bytes(self) -> int:
-        """Memory that the job holds between two micro-batches: LoRA parameters and optimizer state."""
-        return self._optimizer.bytes
+    def _contents(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Copies on the CPU of the optimizer's tensors of these names."""
+        tensors = self._optimizer.tensors()
+        return {name: tensors[name].detach().to("cpu", copy=True) for name in names}
 
     def start_again(self) -> None:
         """Give up what has been computed of the open optimizer step or evaluation; it starts again."""
         self._queue.clear()
-        self._optimizer.clear()
-        self._refill()
+        with torch.inference_mode(False):  # whoever asks may be in it
+            self._optimizer.clear()
+            self._refill()
 
     def close(self) -> None:
         """Take the LoRA modules out of the shared model and free what the job holds."""
         self._queue.clear()
-        self._optimizer.clear()
         self._model.unload()  # type: ignore[operator]
 
     # ---- program -----------------------------------------------------------------------------------------------------

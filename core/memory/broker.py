@@ -3,8 +3,8 @@
 The KV cache has priority. Its free tokens, less what is queued and what the running requests and the arrivals will take
 before memory could be had back, are kept between two marks: below the low one it grows to the high one, at the cost of
 finetuning if need be, first spare pages, then the activations of the running micro-batch (which starts again), then the
-job itself (checkpointed and resumed later). Finetuning gets pages only where the KV cache stays above the high mark
-without them, and not soon after it had to give some up.
+job's state, which moves to host memory. Finetuning gets pages only where the KV cache stays above the high mark without
+them, and not soon after it had to give some up.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class KvView:
-    """The KV pool, in rows of `row_tokens` tokens and `row_pages` pages, and its load.
+    """The KV pool, in rows of `row_tokens` tokens and `row_pages` pages (the last one: `last_pages`), and its load.
 
     rows: those that it has or is about to have; most: of the full pool; fewest: what requests at hand need. Tokens:
-    `used` held and not evictable, `queued` of prompts that wait, `growth` that the requests running and arriving will
-    take within the horizon.
+    `used` held and not evictable, `queued` that must be free before all requests that wait are taken up, `growth` that
+    the requests running and arriving will take within the horizon.
     """
 
     rows: int
@@ -39,15 +39,23 @@ class KvView:
     fewest: int
     row_tokens: int
     row_pages: int
+    last_pages: int
     used: int
     queued: int
     growth: int
 
 
+    def reach(self, pages: int) -> int:
+        """Rows that the pool could have with `pages` more."""
+        if pages >= (self.most - self.rows - 1) * self.row_pages + self.last_pages:
+            return self.most
+        return min(max(self.rows, self.most - 1), self.rows + pages // self.row_pages)
+
+
 @dataclass(frozen=True, slots=True)
 class FinetuneView:
     """Pages: `wanted` for a job to go on (0: it has what it needs, or there is none), `state` and `activations` that it
-    holds; `present`: there is a job."""
+    holds and could give up; `present`: there is a job."""
 
     present: bool = False
     wanted: int = 0
@@ -64,13 +72,13 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """rows: of the KV pool from now on; grant: pages for the job (all that it wants, or none); drop_activations,
-    drop_job: what finetuning gives up for it; reason: for people, empty when nothing changes."""
+    """rows: of the KV pool, once the pages for it are there; grant: pages for the job (all that it wants, or none);
+    drop_activations, swap_out: what finetuning gives up; reason: for people, empty when nothing changes."""
 
     rows: int
     grant: int = 0
     drop_activations: bool = False
-    drop_job: bool = False
+    swap_out: bool = False
     reason: str = ""
 
 
@@ -87,7 +95,7 @@ def decide(
         return _grow(kv, finetune, spare, max(kv.rows, ample)), replace(ledger, grown_at=now)
     if not finetune.present:
         # Nobody else has a use for the pages: the prefix cache does.
-        rows = min(kv.most, kv.rows + ceil(spare / kv.row_pages))  # the last row may have fewer pages
+        rows = kv.reach(spare)
         return Decision(rows, reason="no job" if rows != kv.rows else ""), ledger
     if finetune.wanted == 0:
         return Decision(kv.rows), ledger
@@ -108,7 +116,7 @@ def _grow(kv: KvView, finetune: FinetuneView, spare: int, rows: int) -> Decision
     """As many of the rows as can be had, for as little of what finetuning holds as that takes."""
 
     def reach(pages: int) -> int:
-        return min(rows, kv.rows + pages // kv.row_pages)
+        return min(rows, kv.reach(pages))
 
     with_activations = spare + finetune.activations
     reached = reach(with_activations + finetune.state)
@@ -116,12 +124,11 @@ def _grow(kv: KvView, finetune: FinetuneView, spare: int, rows: int) -> Decision
         return Decision(reached, reason="the KV cache runs short; spare pages" if reached > kv.rows else "")
     if reach(with_activations) == reached:
         return Decision(reached, drop_activations=True, reason="the KV cache runs short; the micro-batch is dropped")
-    # What the job has comes when it has left; the KV cache grows further then.
     return Decision(
-        reach(with_activations),
+        reached,
         drop_activations=finetune.activations > 0,
-        drop_job=True,
-        reason="the KV cache runs short; the job stands back",
+        swap_out=True,
+        reason="the KV cache runs short; the job's state moves to host memory",
     )
 
 

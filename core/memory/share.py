@@ -1,149 +1,195 @@
-"""A finetune job's share of the arena, where another allocator hands out its tensors (torch's, on a CPU).
+"""A finetune job's share of the arena: its state, which moves to host memory when the KV cache needs the pages, and its
+activations, which are dropped.
 
-The share is claimed, page by page, before it is used: `state` for as long as the job lives, and `activations`, what
-autograd saves between forward and backward, which is counted tensor by tensor and never passes what was granted. A
-micro-batch that needs more is given up and starts again when more has been granted; what can never be granted is an
-`OutOfMemory` that ends the job.
+Nothing is held at first. What is granted is mapped, and what is given up is unmapped, in a thread of the share's own;
+the job stands still meanwhile (`ready`). The broker's thread gives the orders, the job looks.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Protocol
 
-import torch
+from core.memory.arena import ArenaFull
+from core.memory.swap import Rate, Scratch, Swappable, paced
 
-from core.memory.arena import Arena, Claim, OutOfMemory, pages_of
+logger = logging.getLogger(__name__)
 
 
-class JobShare:
-    """`state_bytes` and activations of `owner`, at most `cap` pages; nothing is claimed at first.
+class Moment(Protocol):
+    """When work that was queued on a device is over: `torch.cuda.Event`."""
 
-    Granting and taking belong to one thread, `metering` to the one that computes.
+    def synchronize(self) -> None: ...
+
+
+class Activations(Protocol):
+    """What a job has between the forward and the backward of a micro-batch; pages.
+
+    held: that it has, or may take without asking; promised: of these, those that it has not taken yet; needed: that it
+    is known to take.
     """
 
-    def __init__(self, arena: Arena, owner: str, state_bytes: int, cap: int, *, shared: Iterable[torch.Tensor]) -> None:
-        self.owner = owner
-        self.cap = cap
-        self.state = pages_of(arena, state_bytes)
-        self.closed = False
-        self._arena = arena
-        self._claim: Claim | None = arena.claim(owner, 0)
-        self._needed = 0  # pages of activations that the job is known to need
-        self._meter = _Meter({tensor.untyped_storage().data_ptr() for tensor in shared})
-        self._lock = threading.Lock()
+    @property
+    def held(self) -> int: ...
+    @property
+    def promised(self) -> int: ...
+    @property
+    def needed(self) -> int: ...
+    def grant(self, pages: int) -> None:
+        """So many more. Raises `ArenaFull` with nothing changed."""
+
+    def give_up(self) -> None:
+        """Give all of them back; nothing uses them any more."""
+
+
+class GrowingActivations(Activations, Protocol):
+    """Of a job whose need shows only when it computes."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Around what the job computes. Raises `torch.OutOfMemoryError` when that takes more than was granted."""
+
+    def ask(self) -> bool:
+        """After that: need more from now on; False when there is no more for a job."""
+
+
+class StaticActivations:
+    """Those of a captured program: one block, all of it or nothing."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
 
     @property
     def held(self) -> int:
-        """Pages claimed now."""
-        return self._claim.pages if self._claim is not None else 0
+        return self._scratch.mapped
 
     @property
-    def activations(self) -> int:
-        """Pages claimed for activations."""
-        return max(0, self.held - self.state)
+    def promised(self) -> int:
+        return 0
+
+    @property
+    def needed(self) -> int:
+        return self._scratch.pages
+
+    def grant(self, pages: int) -> None:
+        if pages:
+            self._scratch.map()
+
+    def give_up(self) -> None:
+        self._scratch.unmap()
+
+
+class JobShare:
+    """`state` and `activations` of one job. All but `ready`, `settle` and `check` belongs to the broker's thread."""
+
+    def __init__(self, state: Swappable, activations: Activations, rate: Rate = Rate()) -> None:
+        self.state, self.activations = state, activations
+        self.closed = False
+        self._rate = rate
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="harli-share")
+        self._move: Future[None] | None = None
+        self._goal = 0, 0  # pages of state and activations that it will have once all orders are carried out
+        self._failure: Exception | None = None
+        self.swapped_bytes = 0  # out and back, since the start
+
+    # ---- figures -----------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        """Pages that it has, or may take without asking."""
+        return self.state.mapped + self.activations.held
+
+    @property
+    def promised(self) -> int:
+        """Pages that were granted and are not taken yet: nobody else can have them."""
+        on_the_way = max(0, sum(self._goal) - self.held) if self.moving else 0
+        return on_the_way + self.activations.promised
+
+    @property
+    def takeable(self) -> tuple[int, int]:
+        """Pages of state and of activations that it has or is about to have, and has no order to give up."""
+        return self._goal if self.moving else (self.state.mapped, self.activations.held)
 
     @property
     def wanted(self) -> int:
         """Pages that have to be granted before the job can go on."""
-        return 0 if self.closed else max(0, self.state + self._needed - self.held)
+        if self.closed or self.moving:
+            return 0
+        return self.state.pages - self.state.mapped + max(0, self.activations.needed - self.activations.held)
 
     @property
-    def high_water_bytes(self) -> int:
-        """The most that was ever saved at once."""
-        return self._meter.high_water
+    def moving(self) -> bool:
+        """Something is on its way, in or out."""
+        return self._move is not None and not self._move.done()
+
+    @property
+    def ready(self) -> bool:
+        """The job has what it is known to need, and may compute."""
+        return not self.closed and not self.moving and not self.wanted
+
+    # ---- orders ------------------------------------------------------------------------------------------------------
 
     def grant(self, pages: int) -> None:
-        """Claim `pages` more. Raises `ArenaFull` with the share as it was."""
-        with self._lock:
-            if self._claim is not None:
-                self._claim.resize(self._claim.pages + pages)
+        """Take all the pages that are wanted."""
+        activations = max(0, self.activations.needed - self.activations.held)
+        goal = self.state.pages, self.activations.held + activations
+        assert sum(goal) == self.held + pages
 
-    def give_up_activations(self) -> None:
-        """Back to the state alone; what is saved must be on its way out."""
-        with self._lock:
-            if self._claim is not None:
-                self._claim.resize(min(self._claim.pages, self.state))
+        def run() -> None:
+            self._swap(self.state.back)
+            self.activations.grant(activations)
 
-    def close(self) -> None:
-        """Give everything back."""
-        with self._lock:
-            self.closed, self._claim = True, None
+        self._order(run, goal)
 
-    @contextmanager
-    def metering(self) -> Iterator[None]:
-        """Around computation whose saved tensors count. Raises `OutOfMemory` when they pass what is granted; `ask` says
-        what becomes of it."""
-        self._meter.limit = self.activations * self._arena.page_bytes
-        with torch.autograd.graph.saved_tensors_hooks(self._meter.save, self._meter.load):
-            yield
+    def give_up_activations(self, after: Moment | None = None) -> None:
+        """Drop them, once what is queued is over (`after`); the job begins its micro-batch anew when they are back."""
+        self._order(self.activations.give_up, (self.takeable[0], 0), after)
 
-    def ask(self) -> bool:
-        """After `OutOfMemory`: ask for twice what was granted, between an eighth of what the cap leaves and all of it;
-        False when that is granted already."""
-        ceiling = self.cap - self.state
-        if self.activations >= ceiling:
-            return False
-        # Each time the micro-batch has run for nothing: a few large steps rather than many small ones.
-        at_least = max(pages_of(self._arena, self._meter.refused), ceiling // 8)
-        self._needed = min(ceiling, max(2 * self.activations, at_least, self._needed))
-        return self._needed > self.activations
+    def swap_out(self, after: Moment | None = None) -> None:
+        """Move the state to host memory, window by window, once what is queued is over."""
+        self._order(lambda: self._swap(self.state.out), (0, self.takeable[1]), after)
 
+    def close(self, after: Moment | None = None) -> None:
+        """The job is over: give everything back, once what is queued is over."""
+        if self.closed:
+            return
 
-class _Meter:
-    """Bytes of the storages that autograd holds, each counted once; `own` storages (parameters) are not."""
+        def run() -> None:
+            self.activations.give_up()
+            self.state.forget()
 
-    def __init__(self, own: set[int]) -> None:
-        self.limit = 0
-        self.saved = 0
-        self.high_water = 0
-        self.refused = 0  # bytes that would have been saved at the last refusal
-        self._own = own
-        self._holders: dict[int, int] = {}
+        self._order(run, (0, 0), after)
+        self.closed = True
+        self._thread.shutdown(wait=False)
 
-    def save(self, tensor: torch.Tensor) -> Any:
-        storage = tensor.untyped_storage()
-        place = storage.data_ptr()
-        if place in self._own:
-            return tensor
-        holders = self._holders.get(place, 0)
-        if holders == 0:
-            size = storage.nbytes()
-            if self.saved + size > self.limit:
-                self.refused = self.saved + size
-                raise OutOfMemory(
-                    f"a micro-batch saves {self.refused} bytes for its backward and {self.limit} are granted; the KV "
-                    "cache's size (engine.max_total_tokens) is what both share"
-                )
-            self.saved += size
-            self.high_water = max(self.high_water, self.saved)
-        self._holders[place] = holders + 1
-        return _Saved(tensor, self)
+    def settle(self) -> None:
+        """Wait until nothing is on its way."""
+        if self._move is not None:
+            self._move.exception()
 
-    @staticmethod
-    def load(saved: Any) -> torch.Tensor:
-        return saved.tensor if isinstance(saved, _Saved) else saved
+    def check(self) -> None:
+        """Raise what went wrong when something moved."""
+        if self._failure is not None:
+            raise self._failure
 
-    def release(self, storage: torch.UntypedStorage) -> None:
-        place = storage.data_ptr()
-        left = self._holders[place] - 1
-        if left:
-            self._holders[place] = left
-        else:
-            del self._holders[place]
-            self.saved -= storage.nbytes()
+    # ---- inside ------------------------------------------------------------------------------------------------------
 
+    def _order(self, move: Callable[[], None], goal: tuple[int, int], after: Moment | None = None) -> None:
+        def run() -> None:
+            try:
+                if after is not None:
+                    after.synchronize()
+                move()
+            except ArenaFull as error:
+                logger.info("a job waits on: %s", error)  # it is wanted again
+            except Exception as error:
+                logger.exception("memory of a job could not be moved")
+                self._failure = error
 
-class _Saved:
-    """A tensor in autograd's hands; tells the meter when autograd lets it go."""
+        self._goal = goal
+        self._move = self._thread.submit(run)
 
-    __slots__ = ("_meter", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, meter: _Meter) -> None:
-        self.tensor = tensor
-        self._meter = meter
-
-    def __del__(self) -> None:
-        self._meter.release(self.tensor.untyped_storage())
+    def _swap(self, move: Callable[[], object]) -> None:
+        self.swapped_bytes += paced(move(), self._rate)  # type: ignore[arg-type]

@@ -7,15 +7,24 @@ mapped, and the next one follows; between two windows the caller is free to stop
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from core.memory.arena import Arena, Region, pages_of, view
 
+logger = logging.getLogger(__name__)
+
 WINDOW_BYTES = 16 * 2**20
+
+# As torch aligns what it allocates.
+ALIGN = 512
+
+Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,78 +40,151 @@ class Rate:
 
 class Swappable:
     """Tensors of one owner over a region of their own, of which some windows are on the device and the others in host
-    memory. The tensors keep their addresses; they may be used while everything is `inside`.
+    memory; all of them are outside at first, and zero. The tensors keep their addresses; they may be touched while
+    everything is `inside`.
 
-    Raises `ArenaFull` when there are not pages enough for all of it at the start.
+    `out` and `back` belong to one thread at a time; `contents` and `put` may run in any, beside them too.
     """
 
-    def __init__(
-        self,
-        arena: Arena,
-        owner: str,
-        shapes: Sequence[tuple[int, ...]],
-        dtype: torch.dtype,
-        window: int = WINDOW_BYTES,
-    ) -> None:
-        sizes = [-(-torch.Size(shape).numel() * dtype.itemsize // _ALIGN) * _ALIGN for shape in shapes]
-        self._region: Region = arena.reserve(owner, max(1, pages_of(arena, sum(sizes))))
+    def __init__(self, arena: Arena, owner: str, shapes: Shapes, window: int = WINDOW_BYTES) -> None:
+        self._places: list[tuple[int, int]] = []  # (first byte, bytes) of each tensor
+        end = 0
+        for shape, dtype in shapes:
+            size = torch.Size(shape).numel() * dtype.itemsize
+            self._places.append((end, size))
+            end += -(-size // ALIGN) * ALIGN
+        self._region: Region = arena.reserve(owner, max(1, pages_of(arena, end)))
         self._window_pages = max(1, window // arena.page_bytes)
-        self._region.map(0, self._region.pages)
-        self._bytes = view(arena, self._region, (self._region.pages * arena.page_bytes,), torch.uint8)
         self._page = arena.page_bytes
+        self.pages: int = self._region.pages
+        with torch.inference_mode(False):
+            self._bytes = view(arena, self._region, (self.pages * self._page,), torch.uint8)
+            self.tensors: list[torch.Tensor] = [
+                view(arena, self._region, tuple(shape), dtype, place)
+                for (shape, dtype), (place, _) in zip(shapes, self._places, strict=True)
+            ]
         self._device = self._bytes.device
-        self._host: dict[int, torch.Tensor] = {}
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        offset = 0
-        self.tensors: list[torch.Tensor] = []
-        for shape, size in zip(shapes, sizes, strict=True):
-            self.tensors.append(view(arena, self._region, tuple(shape), dtype, offset))
-            offset += size
+        # What lies outside, by the window's first page; None: zeros, of which nobody has made any yet.
+        self._outside: dict[int, torch.Tensor | None] = {first: None for first, _ in self.windows()}
+        self._lock = threading.Lock()
 
     @property
     def inside(self) -> bool:
         """Everything is on the device."""
-        return not self._host
+        return not self._outside
+
+    @property
+    def mapped(self) -> int:
+        """Pages on the device now."""
+        return self._region.mapped
 
     @property
     def host_bytes(self) -> int:
         """What lies in host memory now."""
-        return sum(one.numel() for one in self._host.values())
+        return sum(one.numel() for one in list(self._outside.values()) if one is not None)
 
     def windows(self) -> list[tuple[int, int]]:
         """(first page, pages) of each window."""
-        pages, step = self._region.pages, self._window_pages
-        return [(first, min(step, pages - first)) for first in range(0, pages, step)]
+        step = self._window_pages
+        return [(first, min(step, self.pages - first)) for first in range(0, self.pages, step)]
+
+    # ---- moves -------------------------------------------------------------------------------------------------------
 
     def out(self) -> Iterator[int]:
         """Move out window by window; yields the bytes of each once its pages are back in the arena. What computes with
-        the tensors must be queued on the device before this begins."""
-        self._behind_compute()
+        the tensors must be over before this begins."""
         for first, count in reversed(self.windows()):
-            if first in self._host:
+            if first in self._outside:
                 continue
-            held = self._bytes[first * self._page : (first + count) * self._page]
-            host = torch.empty(held.shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
-            self._copy(host, held)
-            self._region.unmap(first, count)
-            self._host[first] = host
+            with self._lock:
+                held = self._window(first, count)
+                host = self._host(held.numel())
+                self._copy(host, held)
+                self._region.unmap(first, count)
+                self._outside[first] = host
             yield host.numel()
 
     def back(self) -> Iterator[int]:
         """Move in window by window; yields the bytes of each once they are there. Raises `ArenaFull` with what is in
         host memory kept there; the next call goes on. Computing may be queued once it is through."""
         for first, count in self.windows():
-            if first not in self._host:
+            if first not in self._outside:
                 continue
-            self._region.map(first, count)
-            held = self._bytes[first * self._page : (first + count) * self._page]
-            self._copy(held, self._host[first])
-            del self._host[first]
+            with self._lock:
+                self._region.map(first, count)
+                held = self._window(first, count)
+                host = self._outside[first]
+                if host is not None:
+                    self._copy(held, host)
+                else:
+                    held.zero_()
+                    _wait_for_device(self._device)
+                del self._outside[first]
             yield held.numel()
 
-    def _behind_compute(self) -> None:
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+    def forget(self) -> None:
+        """Give every page back and drop the content: zeros, outside."""
+        with self._lock:
+            for first, count in self.windows():
+                if first not in self._outside:
+                    self._region.unmap(first, count)
+                self._outside[first] = None
+
+    # ---- content -----------------------------------------------------------------------------------------------------
+
+    def contents(self, which: Iterable[int]) -> list[torch.Tensor]:
+        """Copies on the CPU of the tensors at these places, wherever they lie. What computes with them must be over."""
+        with self._lock:
+            return [self._read(number) for number in which]
+
+    def put(self, values: Sequence[torch.Tensor]) -> None:
+        """Make these the tensors' content, wherever they lie."""
+        with self._lock:
+            for (place, size), target, value in zip(self._places, self.tensors, values, strict=True):
+                plain = value.detach().to(target.dtype).contiguous().view(-1).view(torch.uint8)
+                for first, count, begin, end in self._covered(place, size):
+                    part = plain[begin - place : end - place]
+                    if first not in self._outside:
+                        self._bytes[begin:end].copy_(part)
+                        continue
+                    host = self._outside[first]
+                    if host is None:
+                        host = self._outside[first] = self._host(count * self._page).zero_()
+                    host[begin - first * self._page : end - first * self._page].copy_(part)
+            _wait_for_device(self._device)
+
+    def _read(self, number: int) -> torch.Tensor:
+        (place, size), like = self._places[number], self.tensors[number]
+        made = torch.zeros(size, dtype=torch.uint8)
+        for first, _, begin, end in self._covered(place, size):
+            if first not in self._outside:
+                made[begin - place : end - place].copy_(self._bytes[begin:end])
+            elif (host := self._outside[first]) is not None:
+                made[begin - place : end - place].copy_(host[begin - first * self._page : end - first * self._page])
+        return made.view(like.dtype).view(like.shape)
+
+    def _covered(self, place: int, size: int) -> Iterator[tuple[int, int, int, int]]:
+        """(first page, pages) of the windows that bytes [place, place + size) lie in, and the bytes of it there."""
+        for first, count in self.windows():
+            begin, end = max(place, first * self._page), min(place + size, (first + count) * self._page)
+            if begin < end:
+                yield first, count, begin, end
+
+    # ---- copies ------------------------------------------------------------------------------------------------------
+
+    def _window(self, first: int, count: int) -> torch.Tensor:
+        return self._bytes[first * self._page : (first + count) * self._page]
+
+    def _host(self, size: int) -> torch.Tensor:
+        with torch.inference_mode(False):
+            if self._device.type == "cuda":
+                try:
+                    with torch.cuda.device(self._device):  # whose context the memory is locked for
+                        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+                except RuntimeError as error:
+                    logger.warning("a window of %d bytes cannot be page-locked, its copy is slow: %s", size, error)
+            return torch.empty(size, dtype=torch.uint8)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         if self._stream is None:
@@ -112,6 +194,48 @@ class Swappable:
             target.copy_(source, non_blocking=True)
         # The window's pages change hands next, so its copy has to be over; the calling thread waits, not the device.
         self._stream.synchronize()
+
+
+class Scratch:
+    """Tensors of one owner that are either all there, zero at first, or not at all: what need not be kept. Each is
+    handed out by `take` before the first `map`, over addresses that stay."""
+
+    def __init__(self, arena: Arena, owner: str) -> None:
+        self._arena = arena
+        # Never more than the arena has; addresses cost nothing.
+        self._region: Region = arena.reserve(owner, arena.statistics().capacity)
+        self._end = 0
+        self.mappings = 0  # so far
+
+    @property
+    def pages(self) -> int:
+        """Of all tensors."""
+        return pages_of(self._arena, self._end)
+
+    @property
+    def mapped(self) -> int:
+        """Pages that it has now: all of them or none."""
+        return self._region.mapped
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor. Raises `ArenaError` when all of them would be more than the arena has."""
+        with torch.inference_mode(False):
+            tensor = view(self._arena, self._region, shape, dtype, self._end)
+        self._end += -(-tensor.numel() * dtype.itemsize // ALIGN) * ALIGN
+        return tensor
+
+    def map(self) -> None:
+        """Put pages behind all tensors and make them zero: what lay in those pages was somebody else's. Waits for it.
+        Raises `ArenaFull` with nothing mapped."""
+        self._region.map(0, self.pages)
+        whole = view(self._arena, self._region, (self._end,), torch.uint8)
+        whole.zero_()
+        _wait_for_device(whole.device)
+        self.mappings += 1
+
+    def unmap(self) -> None:
+        """Give the pages back; what computes with the tensors must be over."""
+        self._region.unmap(0, self._region.mapped)
 
 
 def paced(
@@ -130,5 +254,7 @@ def paced(
     return done
 
 
-# As torch aligns what it allocates.
-_ALIGN = 512
+def _wait_for_device(device: torch.device) -> None:
+    """What this thread has queued is over."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

@@ -19,6 +19,7 @@ from core.finetune.captured_job import CapturedJob
 from core.finetune.trainer import Metric, Trainer
 from core.intake import adapter
 from core.link.messages import JobSpec, JobUpdate
+from core.memory.share import Moment
 from core.policy.types import JobView, TaskletKind
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class JobRun:
         self._trainer: Trainer | CapturedJob | None = None
         self._checkpointed_step = 0
         self._writing: list[tuple[Future[Path], Callable[[Path], None]]] = []
-        self._wish: Literal["pause", "save", "cancel", "stand_back"] | None = None
+        self._wish: Literal["pause", "save", "cancel"] | None = None
         self._closing = False
 
     # ---- what the policy sees ----------------------------------------------------------------------------------------
@@ -149,14 +150,15 @@ class JobRun:
         """Checkpoint, free everything, report `paused`."""
         self._wish = self._wish or "pause"
 
-    def start_again(self) -> None:
-        """Give up what has been computed of the open optimizer step, and with it the memory that it holds."""
-        if isinstance(self._trainer, Trainer) and not self._closing:
-            self._trainer.start_again()
-
-    def stand_back(self) -> None:
-        """Leave the engine's memory to serving: checkpoint, free everything, report `interrupted`."""
-        self._wish = self._wish or "stand_back"
+    def start_again(self) -> Moment | None:
+        """Give up what has been computed of the open optimizer step, and with it the memory that it holds; answers when
+        what is queued is over, None when nothing is."""
+        trainer = self._trainer
+        if isinstance(trainer, CapturedJob):
+            return trainer.start_again()
+        if trainer is not None:
+            trainer.start_again()
+        return None
 
     def stop(self, save: bool) -> None:
         """End now: with the adapter as it stands, or with nothing."""
@@ -211,10 +213,10 @@ class JobRun:
         self._checkpointed_step = self._trainer.progress.step
         self._report("started", total_steps=self._trainer.total_steps, step=self._trainer.progress.step)
 
-    def _obey(self, wish: Literal["pause", "save", "cancel", "stand_back"]) -> None:
-        if wish in ("pause", "stand_back"):
+    def _obey(self, wish: Literal["pause", "save", "cancel"]) -> None:
+        if wish == "pause":
             self._closing = True
-            self._checkpoint("paused" if wish == "pause" else "interrupted")
+            self._checkpoint("paused")
         elif wish == "save":
             self._save("succeeded")
         else:

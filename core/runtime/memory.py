@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
 from core.link.messages import MemoryOwner, MemoryView
-from core.memory.arena import Arena, ArenaFull, OutOfMemory
+from core.memory.arena import Arena, OutOfMemory
 from core.memory.broker import Decision, FinetuneView, KvView, Ledger, Marks, decide, least_rows
-from core.memory.share import JobShare
+from core.memory.forecast import Arrivals
+from core.memory.job_heap import JobHeap
+from core.memory.metered import MeteredActivations, beyond
+from core.memory.share import GrowingActivations, JobShare, Moment
+from core.memory.swap import Rate, Swappable
+
+if TYPE_CHECKING:
+    from core.memory._arena import OwnerUse
+    from core.memory.slot import SlotMemory
 
 # Decisions are for pages, which come and go in milliseconds: not every step needs one.
 _EVERY_S = 0.02
 KV_OWNER = "kv cache"
+# About a fifth of what the link of a PCIe 5 card moves by its specification: the rest is decode's.
+_GPU_RATE = Rate(12.0 * 2**30)
 
 Code = Literal["memory_granted", "memory_reclaimed", "kv_grows", "kv_shrinks"]
 _WORDS: dict[Code, str] = {
@@ -45,14 +55,24 @@ class KvPool(Protocol):
     def slots_of(self, rows: int) -> int: ...
     def pages_of(self, tokens: int) -> int: ...
     def fewest(self) -> int: ...
+    def asked(self) -> int:
+        """That must be free before all requests that wait are taken up; 0 when none waits."""
+
+    def growth(self, steps: float) -> int:
+        """That running requests take in so many decode steps."""
+
+    def arrived(self) -> Sequence[tuple[int, int]]:
+        """(prompt, most that may follow) of each request that came since the last call."""
+
     def resize(self, tokens: int) -> int: ...
 
 
 class Broker:
-    """Shares the arena out between the KV pool and at most one job. Belongs to the scheduler's thread, but for `share`.
+    """Shares the arena out between the KV pool and at most one job. Belongs to the scheduler's thread, but for `share`
+    and `slot_share`.
 
-    clock: monotonic seconds. `restart` and `stand_back` are what a job does for the KV cache: begin its micro-batch
-    again, and leave with a checkpoint.
+    clock: monotonic seconds. `restart` is what a job does for the KV cache: it begins its micro-batch again, and
+    answers when what it has queued is over.
     """
 
     def __init__(self, kv: KvPool, marks: Marks | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -60,24 +80,62 @@ class Broker:
         self._marks = marks or Marks()
         self._clock = clock
         self._ledger = Ledger()
+        self._arrivals = Arrivals()
         self._share: JobShare | None = None
         self._looked_at = float("-inf")
+        self._expecting = False  # pages for the KV cache are on their way out of the job
         self._left = self._kv_and_spare()
         self._news: list[tuple[Code, str]] = []
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
-    def share(self, job_id: str, state_bytes: int, parameters: Iterable[torch.Tensor]) -> JobShare:
-        """The share of a job that is about to begin. Raises `OutOfMemory` when its state alone is more than a job can
-        ever get. May be called from any thread."""
+    def share(
+        self, job_id: str, state: Sequence[torch.Tensor], parameters: Iterable[torch.Tensor]
+    ) -> tuple[JobShare, GrowingActivations]:
+        """The share of a job that is about to begin, with `state` as its content, and its activations as torch
+        allocates them. Raises `OutOfMemory` when its state alone is more than a job can ever get. May be called from
+        any thread."""
+        arena, owner = self._kv.arena, f"job {job_id}"
+        kept = Swappable(arena, owner, [(tuple(tensor.shape), tensor.dtype) for tensor in state])
+        kept.put(state)
+        ceiling = self._ceiling(kept)
+        activations: GrowingActivations
+        if arena.device_id < 0:
+            activations = MeteredActivations(arena, owner, ceiling, shared=[*parameters, *kept.tensors])
+        else:
+            activations = JobHeap(arena, owner, ceiling)
+        return self._admit(JobShare(kept, activations, self._rate)), activations
+
+    def slot_share(self, slot: SlotMemory) -> JobShare:
+        """The share of a job that is about to begin in a captured slot. Raises `OutOfMemory` when the slot is more than
+        a job can ever get; waits until the job before has left it. May be called from any thread, but one at a time."""
+        ceiling = self._ceiling(slot.state)
+        if slot.activations.needed > ceiling:
+            raise OutOfMemory(
+                f"the captured slot has activations of {slot.activations.needed * self._page_bytes / 2**20:.0f} MiB; "
+                + beyond(ceiling * self._page_bytes)
+            )
+        if self._share is not None:
+            self._share.settle()
+        return self._admit(JobShare(slot.state, slot.activations, self._rate))
+
+    @property
+    def _rate(self) -> Rate:
+        return _GPU_RATE if self._kv.arena.device_id >= 0 else Rate()
+
+    def _ceiling(self, state: Swappable) -> int:
+        """Pages that a job with this state can ever have for its activations."""
         kv, arena = self._kv, self._kv.arena
         always_kv = kv.pages_of(kv.slots_of(least_rows(kv.rows_of(kv.most), self._marks)))
         most = arena.statistics().capacity - always_kv
-        share = JobShare(arena, f"job {job_id}", state_bytes, most, shared=parameters)
-        if share.state > most:
+        if state.pages > most:
             raise OutOfMemory(
-                f"parameters and optimizer state take {share.state} pages, of which a job can get {most}"
+                f"parameters and optimizer state take {state.pages} pages, of which a job can get {most}; lower the "
+                "rank, or start the engine with a larger engine.max_total_tokens"
             )
+        return most - state.pages
+
+    def _admit(self, share: JobShare) -> JobShare:
         self._share = share
         return share
 
@@ -85,96 +143,109 @@ class Broker:
     def waiting(self) -> str | None:
         """Why the job stands still; None when it need not."""
         share = self._share
-        if share is None or not share.wanted:
+        if share is None or share.closed or share.ready:
             return None
-        size = share.wanted * self._kv.arena.page_bytes / 2**20
-        return f"waits for {size:.0f} MiB that the KV cache has"
+        if share.moving:
+            return "its memory is on its way"
+        return f"waits for {share.wanted * self._page_bytes / 2**20:.0f} MiB that the KV cache has"
 
     @property
     def due(self) -> bool:
-        """The job is about to get what it waits for."""
-        return self._share is not None and 0 < self._share.wanted <= self._spare()
+        """Something is on its way to the job or from it, or is about to be."""
+        share = self._share
+        return share is not None and (share.moving or 0 < share.wanted <= self._spare())
 
     @property
     def room(self) -> tuple[int, float]:
         """For a policy: arena pages that KV cache and finetuning leave, and the KV tokens that a page would hold."""
         kv = self._kv
         taken = kv.pages_of(kv.size - kv.free)
-        return max(0, self._left - taken), kv.row_tokens / kv.pages_of(kv.slots_of(1))
+        return max(0, self._left - taken), kv.row_tokens / self._row_pages
 
     # ---- step path ---------------------------------------------------------------------------------------------------
 
     def look(
-        self,
-        *,
-        running: int,
-        queued: int,
-        step_ms: Callable[[], float | None],
-        restart: Callable[[], None],
-        stand_back: Callable[[], None],
+        self, *, step_ms: Callable[[], float | None], restart: Callable[[], Moment | None]
     ) -> None:
-        """Decide, if it is time; `queued`: prompt tokens that wait; `step_ms`: a step's ms, where they are known, asked
-        for only then. Called between two steps."""
+        """Decide, if it is time; `step_ms`: a step's ms, where they are known, asked for only then. Called between two
+        steps."""
         now = self._clock()
-        if now - self._looked_at < _EVERY_S:
+        if now - self._looked_at < _EVERY_S and not self._expecting:
             return
         self._looked_at = now
-        if self._share is not None and self._share.closed:
+        share = self._share
+        self._expecting = self._expecting and share is not None and share.moving
+        if share is not None and share.closed and not share.moving:
             self._share = None
         decision, self._ledger = decide(
-            self._kv_view(running, queued, step_ms()),
-            self._finetune_view(),
-            self._spare(),
-            self._marks,
-            self._ledger,
-            now,
+            self._kv_view(now, step_ms()), self._finetune_view(), self._spare(), self._marks, self._ledger, now
         )
-        self._carry_out(decision, restart, stand_back)
+        self._carry_out(decision, restart)
         self._left = self._kv_and_spare()
 
-    def _carry_out(self, decision: Decision, restart: Callable[[], None], stand_back: Callable[[], None]) -> None:
-        kv, share = self._kv, self._share
-        if share is not None and decision.drop_activations and share.activations:
-            pages = share.activations
-            restart()
-            share.give_up_activations()
+    def _carry_out(self, decision: Decision, restart: Callable[[], Moment | None]) -> None:
+        share = self._share
+        if share is not None and (decision.drop_activations or decision.swap_out):
+            pages = sum(share.takeable) if decision.swap_out else share.takeable[1]
+            over = restart()
+            share.give_up_activations(over)
+            if decision.swap_out:
+                share.swap_out(over)
+            self._expecting = True
             self._note("memory_reclaimed", pages, decision.reason)
-        if share is not None and decision.drop_job:
-            stand_back()
-        if decision.rows != kv.rows_of(kv.goal):
-            before = kv.pages_of(kv.goal)
-            pages = kv.pages_of(kv.resize(kv.slots_of(decision.rows))) - before
-            if pages:
-                self._note("kv_grows" if pages > 0 else "kv_shrinks", abs(pages), decision.reason)
-        if share is not None and decision.grant:
-            try:
-                share.grant(decision.grant)
-            except ArenaFull:
-                return  # not unmapped yet
+        self._resize(decision)
+        if share is not None and decision.grant and self._free_now() >= decision.grant:
+            share.grant(decision.grant)
             self._note("memory_granted", decision.grant, decision.reason)
+
+    def _resize(self, decision: Decision) -> None:
+        """Grow as far as there are pages by now, or shrink; what the job is about to give up comes at a later look."""
+        kv = self._kv
+        had, rows, spare = kv.rows_of(kv.goal), decision.rows, self._spare()
+        before = kv.pages_of(kv.goal)
+        while rows > had and kv.pages_of(kv.slots_of(rows)) - before > spare:
+            rows -= 1
+        if rows == had:
+            return
+        pages = kv.pages_of(kv.resize(kv.slots_of(rows))) - before
+        if pages:
+            self._note("kv_grows" if pages > 0 else "kv_shrinks", abs(pages), decision.reason)
 
     # ---- views -------------------------------------------------------------------------------------------------------
 
-    def _kv_view(self, running: int, queued: int, step_ms: float | None) -> KvView:
-        kv, marks = self._kv, self._marks
-        steps = marks.horizon_s * 1e3 / step_ms if step_ms else 0.0
+    def _kv_view(self, now: float, step_ms: float | None) -> KvView:
+        kv, horizon_s = self._kv, self._marks.horizon_s
+        steps = horizon_s * 1e3 / step_ms if step_ms else 0.0
+        for prompt, most_new in kv.arrived():
+            self._arrivals.see(now, prompt, most_new)
+        most = kv.rows_of(kv.most)
         return KvView(
             rows=kv.rows_of(kv.goal),
-            most=kv.rows_of(kv.most),
+            most=most,
             fewest=kv.rows_of(kv.fewest()),
             row_tokens=kv.row_tokens,
-            row_pages=kv.pages_of(kv.slots_of(1)),
+            row_pages=self._row_pages,
+            last_pages=kv.pages_of(kv.most) - (kv.pages_of(kv.slots_of(most - 1)) if most > 1 else 0),
             used=kv.size - kv.free,
-            queued=queued,
-            growth=round(running * steps),
+            queued=kv.asked(),
+            growth=kv.growth(steps) + self._arrivals.tokens(now, horizon_s, steps),
         )
 
     def _finetune_view(self) -> FinetuneView:
         share = self._share
-        if share is None:
+        if share is None or share.closed:
             return FinetuneView()
-        activations = share.activations
-        return FinetuneView(True, share.wanted, share.held - activations, activations)
+        state, activations = share.takeable
+        return FinetuneView(True, share.wanted, state, activations)
+
+    @property
+    def _page_bytes(self) -> int:
+        return self._kv.arena.page_bytes
+
+    @property
+    def _row_pages(self) -> int:
+        """Pages of a row of the KV cache."""
+        return self._kv.pages_of(self._kv.slots_of(1))
 
     def _spare(self) -> int:
         """Pages that nobody uses once the KV cache is as large as it is about to be."""
@@ -183,11 +254,19 @@ class Broker:
     def _kv_and_spare(self) -> int:
         """Pages that the KV cache has or could have: all but the job's and those that others hold."""
         said = self._kv.arena.statistics()
-        others = said.used - next((one.pages for one in said.owners if one.name == KV_OWNER), 0)
-        return said.capacity - said.lost - others
+        return said.capacity - said.lost - (said.used - _of_kv(said.owners)) - self._promised()
+
+    def _free_now(self) -> int:
+        """Pages that nobody uses and nobody is about to."""
+        said = self._kv.arena.statistics()
+        growing = max(0, self._kv.pages_of(self._kv.goal) - _of_kv(said.owners))
+        return said.capacity - said.lost - said.used - growing - self._promised()
+
+    def _promised(self) -> int:
+        return self._share.promised if self._share is not None else 0
 
     def _note(self, code: Code, pages: int, reason: str) -> None:
-        self._news.append((code, f"{_WORDS[code].format(pages * self._kv.arena.page_bytes / 2**20)}: {reason}"))
+        self._news.append((code, f"{_WORDS[code].format(pages * self._page_bytes / 2**20)}: {reason}"))
 
     def news(self) -> list[tuple[Code, str]]:
         """What changed hands since the last call, for people."""
@@ -208,3 +287,7 @@ class Broker:
             kv_tokens=self._kv.size,
             kv_most_tokens=self._kv.most,
         )
+
+
+def _of_kv(owners: Iterable[OwnerUse]) -> int:
+    return next((one.pages for one in owners if one.name == KV_OWNER), 0)

@@ -83,8 +83,8 @@ class Prepared:
     """What the runtime needs of the engine: who it is, where finetuning runs, how a job's trainer is built.
 
     queued: None where tasklets run eagerly between two steps; profiling: None where nothing is profiled, and the
-    predictor learns from what it sees; memory: None where KV cache and job have memory of their own; sm_share: of a
-    GPU's SMs that were busy lately.
+    predictor learns from what it sees; memory: None where KV cache and job have memory of their own; announced: called
+    when nothing of the engine's own is decoded or trained any more; sm_share: of a GPU's SMs that were busy lately.
     """
 
     hello: Hello
@@ -93,6 +93,7 @@ class Prepared:
     queued: Queued | None = None
     profiling: Profiling | None = None
     memory: Broker | None = None
+    announced: Callable[[], None] = lambda: None
     sm_share: Callable[[], float | None] = lambda: None
 
 
@@ -290,6 +291,7 @@ class Runtime:
             if self._engine.profiling is not None:
                 self._engine.profiling.finish()
                 self._predictor = self._engine.profiling.predictor
+            self._engine.announced()
             self._interval = Interval(self._time())
             self._link.reconnected()
             self._say_hello()
@@ -330,14 +332,8 @@ class Runtime:
 
     def _share_memory(self, broker: Broker) -> None:
         """Let the broker see to it that the KV cache has what it needs."""
-        load, job = self._load, self._job
-        broker.look(
-            running=len(load.running),
-            queued=load.prefill_waiting,
-            step_ms=self._predicted_ms,
-            restart=job.start_again if job is not None else _nothing,
-            stand_back=job.stand_back if job is not None else _nothing,
-        )
+        job = self._job
+        broker.look(step_ms=self._predicted_ms, restart=job.start_again if job is not None else _nothing)
 
     def _predicted_ms(self) -> float | None:
         """A step of the present load by itself; None where nothing is known of it."""

@@ -60,7 +60,7 @@ class Attachment:
         if device.type == "cuda" and settings.engine.captured:
             from core.serving.queue import DecodeQueue
 
-            self._queue = DecodeQueue(scheduler, self._shared, settings)
+            self._queue = DecodeQueue(scheduler, self._shared, settings, self._kv)
         self._policy = settings.finetune.policy or ("hybrid" if self._queue is not None else "tasklet_slices")
         hello = self._hello(settings, device)
         link = EngineEnd(settings.resolved_link_url, hello.engine_id)
@@ -79,6 +79,7 @@ class Attachment:
                 profiling=self._queue.profiling if self._queue is not None else None,
                 memory=self._broker,
                 sm_share=(lambda: use.share) if use is not None else lambda: None,
+                announced=self._queue.give_memory_back if self._queue is not None else lambda: None,
             ),
             link,
             policy=self._policy,
@@ -187,9 +188,12 @@ class Attachment:
             sequence_length=spec.sequence_length,
         )
         name, resume = self._model_path.name, Path(order.resume_from) if order.resume_from else None
-        if self._queue is not None:
-            return CapturedJob(self._queue.trainer, self._shared, spec, rows, base_name=name, resume_from=resume)
         broker = self._broker
+        if self._queue is not None:
+            trainer = self._queue.trainer
+            slot = trainer.memory
+            share = (lambda: broker.slot_share(slot)) if broker is not None and slot is not None else None
+            return CapturedJob(trainer, self._shared, spec, rows, base_name=name, resume_from=resume, new_share=share)
         if broker is None:
             return Trainer(self._shared, spec, rows, base_name=name, resume_from=resume)
         return MeteredTrainer(
@@ -198,7 +202,7 @@ class Attachment:
             rows,
             base_name=name,
             resume_from=resume,
-            make_share=lambda size: broker.share(spec.job_id, size, self._shared.parameters()),
+            new_share=lambda state: broker.share(spec.job_id, state, self._shared.parameters()),
         )
 
     # ---- start and end -----------------------------------------------------------------------------------------------
@@ -231,4 +235,3 @@ class Attachment:
     def _leave(self, signum: int, frame: Any) -> None:
         """SIGTERM: the event loop ends after the step that runs now, and the runtime closes behind it."""
         self._scheduler.gracefully_exit = True
-

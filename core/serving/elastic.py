@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.chunk_cache import ChunkCache
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
+from core.errors import Unavailable
 from core.memory.arena import Arena, ArenaError
 from core.memory.rows import Rows
 from core.serving.elastic_pool import ElasticMHATokenToKVPool, ElasticTokenAllocator, refused
@@ -32,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 # Slots copied down between two steps: a few milliseconds on a CPU, well below one on a GPU.
 _MOVED_AT_ONCE = 1024
+
+
+def _ahead(request: Any) -> int:
+    """Tokens that a request may yet get, counted as SGLang's admission does."""
+    ahead = request.sampling_params.max_new_tokens - len(request.output_ids)
+    return int(max(0, min(ahead, CLIP_MAX_NEW_TOKENS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class ElasticKV:
         self._rows_wanted = self._rows.rows
         self._before, self._since, self._moved = self.size, clock(), 0
         self._settled = True
+        self._known: Collection[str] = ()  # requests that were there at the last look
 
     # ---- figures -----------------------------------------------------------------------------------------------------
 
@@ -127,11 +136,30 @@ class ElasticKV:
         most: int = max((self._need(request) for request in self._requests(True)), default=0)
         return self.slots_of(self.rows_of(most + self._padding + 1))
 
+    def asked(self) -> int:
+        """Slots that must be free before SGLang takes up all requests that wait: what they need, and what it holds back
+        for those that run."""
+        waiting = self._scheduler.waiting_queue
+        if not waiting:
+            return 0
+        ratio = self._scheduler.new_token_ratio_tracker.current
+        held_back: float = ratio * sum(_ahead(request) for request in self._scheduler.running_batch.reqs)
+        return ceil(held_back) + sum(self._need(request) for request in waiting)
+
+    def growth(self, steps: float) -> int:
+        """Slots that running requests take in so many decode steps."""
+        return ceil(sum(min(steps, _ahead(request)) for request in self._scheduler.running_batch.reqs))
+
+    def arrived(self) -> Sequence[tuple[int, int]]:
+        """(prompt, most that may follow) in tokens of each request that came since the last call."""
+        present = {request.rid: request for request in self._requests(True)}
+        fresh = [request for rid, request in present.items() if rid not in self._known]
+        self._known = set(present)
+        return [(len(request.origin_input_ids), _ahead(request)) for request in fresh]
+
     @staticmethod
     def _need(request: Any) -> int:
-        done = len(request.output_ids)
-        ahead = request.sampling_params.max_new_tokens - done
-        return int(len(request.origin_input_ids) + done + max(0, min(ahead, CLIP_MAX_NEW_TOKENS)))
+        return int(len(request.origin_input_ids) + len(request.output_ids)) + _ahead(request)
 
     # ---- orders ------------------------------------------------------------------------------------------------------
 
@@ -179,6 +207,26 @@ class ElasticKV:
             return None
         self._settled = True
         return Resized(self._before, self.size, self._clock() - self._since, self._moved, failure)
+
+    def make_room(self, pages: int) -> None:
+        """Give up rows until `pages` of the arena are free, and wait for it: for the start, while nothing is held.
+        Raises `Unavailable` when the pool is too small for that."""
+        said = self.arena.statistics()
+        spare = said.capacity - said.lost - said.used
+        has = rows = self._rows.rows
+        while rows > 1 and spare + self._rows.pages_of(has) - self._rows.pages_of(rows) < pages:
+            rows -= 1
+        if spare + self._rows.pages_of(has) - self._rows.pages_of(rows) < pages:
+            raise Unavailable(
+                "elastic_kv",
+                f"finetuning takes {pages} pages of {self.arena.page_bytes} bytes, the KV cache has "
+                f"{self._rows.pages_of(has)}; lower finetune.micro_batch_tokens or raise engine.max_total_tokens",
+                "finetune.micro_batch_tokens",
+            )
+        self.resize(self.slots_of(rows))
+        while not self._settled:
+            self.advance()
+            time.sleep(0.001)
 
     def close(self) -> None:
         """Wait for the thread."""

@@ -16,6 +16,7 @@ from core.errors import Unavailable
 from core.finetune.captured import CapturedTrainer, Slot
 from core.finetune.fused import FusedWeights
 from core.finetune.random_work import RandomWork
+from core.memory.slot import SlotMemory
 from core.partition import green
 from core.policy.types import Layout, TaskletKind
 from core.predictor.profile import Machine, MicroBatch
@@ -30,6 +31,8 @@ from core.serving.versions import SGLANG
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from core.serving.elastic import ElasticKV
+
 logger = logging.getLogger(__name__)
 
 _MOST_KV_TOKENS = 131_072  # of a measured batch: their prefill takes seconds
@@ -40,10 +43,11 @@ class DecodeQueue:
     """Raises `UnsupportedWeights` for a model that captured tasklets do not know, `Unavailable` for an engine without
     decode graphs or overlap; ``HARLI_ENGINE__CAPTURED=false`` finetunes both eagerly.
 
-    profiling: the predictor and the profile that it is fitted to.
+    kv: the elastic KV cache, where there is one: the tasklets' buffers then lie on its arena. profiling: the predictor
+    and the profile that it is fitted to.
     """
 
-    def __init__(self, scheduler: Any, shared: PreTrainedModel, settings: Settings) -> None:
+    def __init__(self, scheduler: Any, shared: PreTrainedModel, settings: Settings, kv: ElasticKV | None) -> None:
         if not scheduler.enable_overlap:
             raise Unavailable(
                 "engine_mode",
@@ -52,12 +56,14 @@ class DecodeQueue:
                 "engine",
             )
         runner = scheduler.tp_worker.model_runner
-        device = shared.model.embed_tokens.weight.device
+        self._device = device = shared.model.embed_tokens.weight.device
         partitions = green.make(device, settings.engine.partitions)
         decode = DecodeLayouts(runner, partitions)
         streams = list(dict.fromkeys(part.finetune for part in partitions.parts))
         slot = Slot(scheduler.server_args.max_lora_rank, settings.finetune.micro_batch_tokens)
-        self.trainer = CapturedTrainer(FusedWeights.of(runner.model, shared), slot, streams)
+        memory = SlotMemory(kv.arena, kv.make_room) if kv is not None else None
+        self.trainer = CapturedTrainer(FusedWeights.of(runner.model, shared), slot, streams, memory)
+        kv_tokens = kv.size if kv is not None else scheduler.max_total_num_tokens
         self.layouts = tuple(green.describe(partitions))
         self.slot = slot.rank, slot.micro_batch_tokens
         finetune = {part.layout: part.finetune for part in partitions.parts}
@@ -102,12 +108,19 @@ class DecodeQueue:
                 micro_batch=micro_batch,
                 captured=decode.sizes,
                 kv_heads=shape.kv_heads,
-                room=(scheduler.max_req_len, min(int(_KV_SHARE * scheduler.max_total_num_tokens), _MOST_KV_TOKENS)),
+                room=(scheduler.max_req_len, min(int(_KV_SHARE * kv_tokens), _MOST_KV_TOKENS)),
             )
 
         self.profiling = Profiling(
             store, partitions.layouts, decode.sizes, micro_batch, new_profiler, activation.profile_batch
         )
+
+    def give_memory_back(self) -> None:
+        """The profile is taken, if it was to be: until a job comes, the KV cache has the slot's part of the arena."""
+        memory = self.trainer.memory
+        if memory is not None:
+            torch.cuda.synchronize(self._device)
+            memory.unmap()
 
 
 def _machine(sms: int, model: str, dtype: torch.dtype) -> Machine:

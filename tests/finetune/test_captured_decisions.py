@@ -74,7 +74,7 @@ class PaperDevice:
         found, self._finished = self._finished, []
         return found
 
-    def job_state(self, partition: int = 0) -> PaperState:
+    def job_state(self, partition: int = 0, *, away: bool = False) -> PaperState:
         return PaperState()
 
 

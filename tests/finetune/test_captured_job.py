@@ -16,6 +16,9 @@ from core.finetune.captured_job import CapturedJob
 from core.finetune.fused import FusedWeights
 from core.finetune.trainer import Metric, NotFinite, Trainer
 from core.link.messages import JobSpec, LoraSpec
+from core.memory.arena import open_arena, view
+from core.memory.share import JobShare
+from core.memory.slot import SlotMemory
 from tests.finetune import small
 
 pytestmark = [
@@ -134,6 +137,52 @@ def test_a_loss_that_is_no_number_ends_the_job(
     finally:
         norm.copy_(before)
         job.close()
+
+
+def test_a_job_on_the_arena_ends_as_one_in_torchs_memory_whatever_is_taken_meanwhile(
+    slot: tuple[CapturedTrainer, PreTrainedModel], tmp_path: Path
+) -> None:
+    spec = spec_of(tmp_path, accumulation=2, evaluation_fraction=0.25, evaluate_every=3)
+    job = make(slot, spec)
+    alone = run(job)
+    job.close()
+
+    arena = open_arena(torch.device("cuda", 0), 256 * 2**20)
+    memory = SlotMemory(arena, lambda pages: None)
+    compute = CapturedTrainer(slot[0]._fused.weights, slot[0].slot, slot[0].streams, memory)
+    torch.cuda.synchronize()
+    memory.unmap()
+    assert arena.statistics().used == 0
+    share = JobShare(memory.state, memory.activations)
+    job = CapturedJob(compute, slot[1], spec, small.rows(), base_name="small", new_share=lambda: share)
+    metrics: list[Metric] = []
+    launched, last = 0, 0
+    while not job.done:
+        if share.wanted:
+            share.grant(share.wanted)
+            share.settle()
+        partition = launched // 3 % 2
+        if partition != last:
+            compute.streams[partition].wait_stream(compute.streams[last])
+        if job.launch(partition) is None:
+            torch.cuda.synchronize()
+        launched, last = launched + 1, partition
+        metrics += job.take_metrics()
+        if launched % 11 == 0:
+            over = job.start_again()
+            share.give_up_activations(over)
+            if launched % 22 == 0:
+                share.swap_out(over)
+            share.settle()
+            other = arena.reserve("kv", 100)
+            other.map(0, 100)
+            view(arena, other, (100 * arena.page_bytes,), torch.uint8).fill_(255)
+            torch.cuda.synchronize()
+            del other
+    assert metrics == alone
+    job.close()
+    share.settle()
+    assert arena.statistics().used == 0
 
 
 @pytest.mark.parametrize(

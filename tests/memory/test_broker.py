@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from core.memory.broker import Decision, FinetuneView, KvView, Ledger, Marks, decide, least_rows
 
 MARKS = Marks(low=0.05, high=0.15, least=0.25, calm_s=3.0)
-KV = KvView(rows=40, most=40, fewest=2, row_tokens=100, row_pages=6, used=0, queued=0, growth=0)
+KV = KvView(rows=40, most=40, fewest=2, row_tokens=100, row_pages=6, last_pages=6, used=0, queued=0, growth=0)
 JOB = FinetuneView(present=True, wanted=30, state=4, activations=0)
 
 
@@ -21,7 +21,15 @@ def at(kv: KvView, finetune: FinetuneView, spare: int = 0, now: float = 100.0, g
 
 def test_without_a_job_the_kv_cache_gets_every_page() -> None:
     assert at(replace(KV, rows=30), FinetuneView(), spare=60).rows == 40
-    assert at(replace(KV, rows=39), FinetuneView(), spare=5).rows == 40
+    assert at(replace(KV, rows=39), FinetuneView(), spare=5).rows == 39
+
+
+def test_a_last_row_that_is_smaller_takes_fewer_pages() -> None:
+    kv = replace(KV, rows=39, last_pages=2, fewest=40)
+    assert at(kv, FinetuneView(), spare=2).rows == 40
+    assert at(kv, JOB, spare=2).rows == 40
+    assert at(replace(kv, rows=38), replace(JOB, state=0), spare=7).rows == 39
+    assert at(replace(kv, rows=38), replace(JOB, state=0), spare=8).rows == 40
 
 
 def test_a_job_gets_spare_pages_first_and_then_rows_that_the_kv_cache_does_not_need() -> None:
@@ -48,13 +56,13 @@ def test_below_the_low_mark_memory_is_taken_in_order() -> None:
     short = replace(KV, rows=20, used=1850)
     holds = FinetuneView(present=True, state=60, activations=60)
     spare = at(short, holds, spare=60)
-    assert (spare.rows, spare.drop_activations, spare.drop_job) == (25, False, False)
+    assert (spare.rows, spare.drop_activations, spare.swap_out) == (25, False, False)
     assert at(replace(short, used=1799), holds, spare=60).rows == 20
     micro_batch = at(short, holds, spare=0)
-    assert (micro_batch.rows, micro_batch.drop_activations, micro_batch.drop_job) == (25, True, False)
+    assert (micro_batch.rows, micro_batch.drop_activations, micro_batch.swap_out) == (25, True, False)
     job = at(replace(short, queued=1500), holds, spare=0)
-    assert (job.rows, job.drop_activations, job.drop_job) == (30, True, True)
-    assert "the job stands back" in job.reason
+    assert (job.rows, job.drop_activations, job.swap_out) == (40, True, True)
+    assert "the job's state moves to host memory" in job.reason
 
 
 def test_a_request_that_needs_more_than_the_pool_is_room_made_for_at_once() -> None:
@@ -73,7 +81,8 @@ views = st.builds(
     most=st.just(40),
     fewest=st.integers(1, 40),
     row_tokens=st.just(100),
-    row_pages=st.integers(1, 60),
+    row_pages=st.just(60),
+    last_pages=st.integers(1, 60),
     used=st.integers(0, 4000),
     queued=st.integers(0, 9000),
     growth=st.integers(0, 9000),
@@ -96,13 +105,14 @@ def test_every_decision_can_be_carried_out_and_keeps_the_order(
     kv: KvView, finetune: FinetuneView, spare: int, now: float
 ) -> None:
     said, ledger = decide(kv, finetune, spare, MARKS, Ledger(5.0), now)
-    freed = finetune.activations * said.drop_activations
-    missing = (said.rows - kv.rows) * kv.row_pages - spare - freed
-    assert said.rows <= kv.most and missing < kv.row_pages
+    freed = finetune.activations * said.drop_activations + finetune.state * said.swap_out
+    assert kv.rows <= said.rows <= kv.reach(spare + freed) or said.rows < kv.rows
     assert said.grant in (0, finetune.wanted) and said.grant <= spare
     assert not (said.grant and said.rows != kv.rows)
-    if said.drop_job:
-        assert said.rows == kv.rows + (spare + finetune.activations) // kv.row_pages
+    if said.swap_out:  # only for rows that activations alone would not give
+        assert said.rows > kv.reach(spare + finetune.activations)
+    if said.drop_activations and not said.swap_out:
+        assert said.rows > kv.reach(spare)
     need = kv.used + max(kv.queued, kv.growth)
     if said.rows < kv.rows:
         assert said.rows * kv.row_tokens - need >= MARKS.high * 4000 and said.rows >= max(kv.fewest, 10)
@@ -110,9 +120,8 @@ def test_every_decision_can_be_carried_out_and_keeps_the_order(
     short = kv.rows * kv.row_tokens - need < MARKS.low * 4000 or kv.rows < kv.fewest
     if short and kv.rows < kv.most:
         assert ledger.grown_at == now
-        everything = spare + finetune.activations + finetune.state * (not said.drop_job)
         wished = min(kv.most, max(kv.fewest, -(-(need + 600) // 100), kv.rows))
-        assert said.rows >= min(wished, kv.rows + everything // kv.row_pages)
+        assert said.rows >= min(wished, kv.reach(spare + finetune.activations + finetune.state))
 
 
 @given(

@@ -1,91 +1,218 @@
-"""A job's share: what autograd saves is counted to the byte and stays within what was granted."""
+"""A job's share: its state moves out and back, what autograd saves is counted to the byte, and all of it stays within
+what was granted."""
 
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 import torch
 
 from core.memory import _arena
 from core.memory.arena import Arena, OutOfMemory
-from core.memory.share import JobShare
+from core.memory.metered import MeteredActivations
+from core.memory.share import JobShare, StaticActivations
+from core.memory.swap import Scratch, Swappable
 
 PAGE = 4096
 
 
-def make(cap: int = 40, state_bytes: int = 3 * PAGE) -> tuple[Arena, JobShare, torch.nn.Linear]:
-    layer = torch.nn.Linear(512, 512, bias=False)
-    arena = _arena.memfd_arena(PAGE, 64)
-    return arena, JobShare(arena, "job 1", state_bytes, cap, shared=layer.parameters()), layer
+class Bench:
+    """A layer whose weight is the state, three pages of it."""
+
+    def __init__(self, ceiling: int = 37, capacity: int = 64) -> None:
+        self.arena: Arena = _arena.memfd_arena(PAGE, capacity)
+        self.layer = torch.nn.Linear(512, 6, bias=False)
+        weight = self.layer.weight.data
+        self.state = Swappable(self.arena, "job 1", [(tuple(weight.shape), weight.dtype)], window=PAGE)
+        self.state.put([weight])
+        self.layer.weight.data = self.state.tensors[0]
+        shared = [*self.layer.parameters()]
+        self.activations = MeteredActivations(self.arena, "job 1", ceiling, shared=shared)
+        self.share = JobShare(self.state, self.activations)
+
+    @property
+    def used(self) -> int:
+        return self.arena.statistics().used
+
+    def grant(self, pages: int | None = None) -> None:
+        self.share.grant(self.share.wanted if pages is None else pages)
+        self.share.settle()
+
+    def run(self) -> torch.Tensor:
+        given = torch.randn(8, 512)
+        with self.activations.computing():
+            out = self.layer(given)
+            return (out.sin() + out.cos()).sum()
+
+    def run_as_far_as_it_goes(self) -> None:
+        """Granting what it asks for."""
+        while True:
+            try:
+                return self.run().backward()
+            except OutOfMemory:
+                assert self.activations.ask()
+            self.grant()
 
 
 def test_it_wants_its_state_and_nothing_else_before_it_has_run() -> None:
-    arena, share, _ = make()
-    assert (share.wanted, share.held) == (3, 0)
-    share.grant(3)
-    assert (share.wanted, share.held, share.activations) == (0, 3, 0)
-    assert arena.statistics().used == 3
+    bench = Bench()
+    assert (bench.share.wanted, bench.share.held, bench.share.ready, bench.used) == (3, 0, False, 0)
+    weight = bench.state.contents([0])[0]
+    bench.grant()
+    assert (bench.share.wanted, bench.share.held, bench.share.ready, bench.used) == (0, 3, True, 3)
+    assert torch.equal(bench.layer.weight, weight)
 
 
 def test_saved_tensors_count_once_and_parameters_not_at_all() -> None:
-    _, share, layer = make()
-    share.grant(3 + 10)
-    given = torch.randn(8, 512)
-    with share.metering():
-        out = layer(given)
-        again = (out.sin() + out.cos()).sum()
-    assert share.high_water_bytes == 2 * 8 * 512 * 4
-    again.backward()
-    del out, again
+    bench = Bench()
+    bench.grant()
+    bench.activations.grant(10)
+    first = bench.run()
+    size = 8 * 512 * 4 + 8 * 6 * 4  # what was given, and what the layer made of it
+    assert bench.activations.high_water_bytes == size
+    first.backward()
+    del first
     gc.collect()
-    with share.metering():
-        layer(given)
-    assert share.high_water_bytes == 2 * 8 * 512 * 4
+    bench.run()
+    assert bench.activations.high_water_bytes == size
 
 
 def test_what_was_not_granted_is_asked_for_and_comes() -> None:
-    _, share, layer = make()
-    share.grant(3)
-    given = torch.randn(8, 512)
+    bench = Bench()
+    bench.grant()
     for expected in (4, 8):
-        with pytest.raises(OutOfMemory, match="are granted"), share.metering():
-            layer(given).sin().sum()
-        assert share.ask()
-        share.grant(share.wanted)
-        assert share.activations == expected
-    with share.metering():
-        layer(given).sin().sum().backward()
-    assert layer.weight.grad is not None
+        with pytest.raises(OutOfMemory, match="are granted; a job can have 0 MiB for its activations"):
+            bench.run()
+        assert bench.activations.ask()
+        bench.grant()
+        assert bench.activations.held == expected
+    bench.run().backward()
+    assert bench.layer.weight.grad is not None
 
 
-def test_beyond_the_cap_it_is_out_of_memory() -> None:
-    _, share, layer = make(cap=5)
-    share.grant(3)
-    with pytest.raises(OutOfMemory), share.metering():
-        layer(torch.randn(8, 512)).sin()
-    assert share.ask() and share.wanted == 2
-    share.grant(2)
-    with pytest.raises(OutOfMemory), share.metering():
-        layer(torch.randn(8, 512)).sin()
-    assert not share.ask()
+def test_beyond_the_ceiling_it_is_out_of_memory_and_the_remedy_is_named() -> None:
+    bench = Bench(ceiling=2)
+    bench.grant()
+    for more in (True, False):
+        with pytest.raises(OutOfMemory, match=r"lower micro_batch_tokens.* larger engine\.max_total_tokens"):
+            bench.run()
+        assert bench.activations.ask() is more
+        bench.grant()
+    assert bench.used == 5
 
 
 def test_activations_are_given_up_and_wanted_again() -> None:
-    arena, share, layer = make()
-    share.grant(3)
-    with pytest.raises(OutOfMemory), share.metering():
-        layer(torch.randn(8, 512))
-    share.ask()
-    share.grant(share.wanted)
+    bench = Bench()
+    bench.grant()
+    bench.run_as_far_as_it_goes()
+    held = bench.activations.held
+    bench.share.give_up_activations()
+    bench.share.settle()
+    assert (bench.share.held, bench.share.wanted, bench.used) == (3, held, 3)
+
+
+def test_a_swapped_out_job_holds_nothing_and_comes_back_as_it_was() -> None:
+    bench = Bench()
+    bench.grant()
+    bench.run_as_far_as_it_goes()
+    weight, held = bench.layer.weight.detach().clone(), bench.share.held
+    bench.share.give_up_activations()
+    bench.share.swap_out()
+    bench.share.settle()
+    assert (bench.used, bench.share.wanted, bench.share.ready) == (0, held, False)
+    assert torch.equal(bench.state.contents([0])[0], weight)
+    bench.grant()
+    assert torch.equal(bench.layer.weight, weight) and bench.share.ready
+    assert bench.share.swapped_bytes == 3 * 3 * PAGE  # in, out and in again
+    bench.run().backward()
+
+
+def test_it_gives_up_when_what_is_queued_is_over_and_wants_nothing_before() -> None:
+    bench = Bench()
+    bench.grant()
+    over = threading.Event()
+
+    class Queue:
+        def synchronize(self) -> None:
+            over.wait()
+
+    bench.share.swap_out(Queue())
+    assert (bench.used, bench.share.moving, bench.share.ready, bench.share.wanted) == (3, True, False, 0)
+    assert bench.share.takeable == (0, 0), "it cannot be taken twice"
+    over.set()
+    bench.share.settle()
+    assert (bench.used, bench.share.moving, bench.share.wanted) == (0, False, 3)
+
+
+def test_pages_that_were_granted_and_are_not_there_yet_are_nobody_elses() -> None:
+    bench = Bench()
+    over = threading.Event()
+
+    class Queue:
+        def synchronize(self) -> None:
+            over.wait()
+
+    bench.share.give_up_activations(Queue())  # holds the thread
+    bench.share.grant(3)
+    assert (bench.share.promised, bench.used, bench.share.takeable) == (3, 0, (3, 0))
+    over.set()
+    bench.share.settle()
+    assert (bench.share.promised, bench.used) == (0, 3)
+
+
+def test_an_arena_that_is_full_after_all_leaves_it_waiting() -> None:
+    bench = Bench(capacity=8)
+    claim = bench.arena.claim("kv", 6)
+    bench.grant()
+    assert not bench.share.ready and bench.share.wanted == 1
+    bench.share.check()
+    claim.resize(0)
+    bench.grant()
+    assert bench.share.ready
+
+
+def test_what_goes_wrong_in_its_thread_is_told_to_the_job() -> None:
+    bench = Bench()
+
+    class Broken:
+        def synchronize(self) -> None:
+            raise RuntimeError("the device is gone")
+
+    bench.share.swap_out(Broken())
+    bench.share.settle()
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        bench.share.check()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_closing_gives_back_to_the_byte(swapped: bool) -> None:
+    bench = Bench()
+    bench.grant()
+    bench.run_as_far_as_it_goes()
+    if swapped:
+        bench.share.swap_out()
+    bench.share.close()
+    bench.share.close()
+    bench.share.settle()
+    assert (bench.share.held, bench.share.wanted, bench.share.ready, bench.used) == (0, 0, False, 0)
+
+
+def test_a_captured_programs_buffers_are_all_there_or_not_at_all() -> None:
+    arena = _arena.memfd_arena(PAGE, 16)
+    scratch = Scratch(arena, "job slot")
+    buffer = scratch.take((5 * PAGE,), torch.uint8)
+    state = Swappable(arena, "job slot", [((PAGE,), torch.float32)])
+    share = JobShare(state, StaticActivations(scratch))
+    assert share.wanted == 5 + 4
+    share.grant(9)
+    share.settle()
+    assert share.ready and not buffer.any() and arena.statistics().used == 9
     share.give_up_activations()
-    assert (share.held, share.wanted, arena.statistics().used) == (3, 4, 3)
-
-
-def test_closing_gives_back_to_the_byte() -> None:
-    arena, share, _ = make()
-    share.grant(20)
-    share.close()
-    assert (share.held, share.wanted, arena.statistics().used) == (0, 0, 0)
+    share.settle()
+    assert (share.wanted, arena.statistics().used) == (5, 4)
     share.grant(5)
+    share.close()
+    share.settle()
     assert arena.statistics().used == 0

@@ -1,14 +1,18 @@
-"""The broker at work on a real arena: a job waits for its pages, gets them, and gives them up for requests."""
+"""The broker at work on a real arena: a job waits for its pages, gets them, gives them up for requests, and ends as one
+that was left alone."""
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from core.finetune.metered import MeteredTrainer
 from core.finetune.trainer import Trainer
 from core.link.messages import JobUpdate
 from core.memory import _arena
@@ -28,11 +32,12 @@ ROWS = 40
 class Kv:
     """A KV pool of two columns that changes its size at once; `held` and `need` are the test's to set."""
 
-    def __init__(self) -> None:
-        self.arena: Arena = _arena.memfd_arena(PAGE, 2 * ROWS)
-        self._rows = Rows(self.arena, "kv cache", [128, 128], ROW * ROWS)
-        self._rows.resize(ROWS)
-        self.held = self.need = 0
+    def __init__(self, rows: int) -> None:
+        self.arena: Arena = _arena.memfd_arena(PAGE, 2 * rows)
+        self._rows = Rows(self.arena, "kv cache", [128, 128], ROW * rows)
+        self._rows.resize(rows)
+        self.held = self.need = self.queued = 0
+        self.fresh: list[tuple[int, int]] = []
         self.row_tokens = ROW
 
     @property
@@ -45,14 +50,14 @@ class Kv:
 
     @property
     def most(self) -> int:
-        return ROW * ROWS - 1
+        return self._rows.tokens - 1
 
     @property
     def free(self) -> int:
         return self.size - self.held
 
     def rows_of(self, tokens: int) -> int:
-        return min(ROWS, self._rows.rows_of(tokens + 1))
+        return min(self._rows.most, self._rows.rows_of(tokens + 1))
 
     def slots_of(self, rows: int) -> int:
         return self._rows.tokens_of(rows) - 1
@@ -63,32 +68,50 @@ class Kv:
     def fewest(self) -> int:
         return max(self.need, ROW - 1)
 
+    def asked(self) -> int:
+        return self.queued
+
+    def growth(self, steps: float) -> int:
+        return 0
+
+    def arrived(self) -> list[tuple[int, int]]:
+        fresh, self.fresh = self.fresh, []
+        return fresh
+
     def resize(self, tokens: int) -> int:
         self._rows.resize(self.rows_of(tokens))
         return self.size
 
 
 class Bench:
-    def __init__(self) -> None:
-        self.kv = Kv()
+    def __init__(self, rows: int = ROWS) -> None:
+        self.kv = Kv(rows)
         self.now = 100.0
-        self.restarts = self.left = 0
+        self.restarts = 0
         self.broker = Broker(self.kv, Marks(), clock=lambda: self.now)
+        self.share: JobShare | None = None
 
-    def look(self, running: int = 0, queued: int = 0) -> None:
-        self.now += 1.0
-        self.broker.look(
-            running=running, queued=queued, step_ms=lambda: 100.0, restart=self._restart, stand_back=self._stand_back
-        )
+    def look(self, seconds: float = 1.0, restart: Callable[[], None] | None = None) -> None:
+        """What changes hands is there when it returns; what depends on that comes with the next look."""
+        self.now += seconds
+        self.broker.look(step_ms=lambda: 100.0, restart=restart or self._restart)
+        if self.share is not None:
+            self.share.settle()
 
     def _restart(self) -> None:
         self.restarts += 1
 
-    def _stand_back(self) -> None:
-        self.left += 1
-
     def job(self, pages: int = 10) -> JobShare:
-        return self.broker.share("1", pages * PAGE, [torch.zeros(1)])
+        state = torch.arange(pages * PAGE // 4, dtype=torch.float32)
+        self.share, self.activations = self.broker.share("1", [state], [torch.zeros(1)])
+        return self.share
+
+    def running_job(self, pages: int = 10) -> JobShare:
+        share = self.job(pages)
+        self.look()
+        self.look()
+        assert share.ready
+        return share
 
     def held(self) -> dict[str, int]:
         return {one.name: one.bytes // PAGE for one in self.broker.report().owners}
@@ -97,6 +120,12 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+@pytest.fixture
+def roomy() -> Bench:
+    """With room for a small model's job."""
+    return Bench(rows=3 * ROWS)
 
 
 def test_a_job_waits_until_the_kv_cache_has_given_up_what_it_wants(bench: Bench) -> None:
@@ -111,59 +140,184 @@ def test_a_job_waits_until_the_kv_cache_has_given_up_what_it_wants(bench: Bench)
 
 
 def test_requests_take_back_what_the_open_micro_batch_holds(bench: Bench) -> None:
-    share = bench.job()
-    bench.look()
-    bench.look()
-    share.grant(0)
+    share = bench.running_job()
     bench.kv.resize(25 * ROW - 1)
-    share.grant(20)
+    bench.activations.grant(20)
     bench.kv.held = 24 * ROW
     bench.look()
-    assert (bench.restarts, bench.left, share.held) == (1, 0, 10)
+    assert (bench.restarts, share.held) == (1, 10)
+    bench.look(0.0)  # at once, since the pages are on their way
     assert bench.kv.size == 30 * ROW - 1
     assert [code for code, _ in bench.broker.news()][-2:] == ["memory_reclaimed", "kv_grows"]
 
 
-def test_a_request_larger_than_what_is_left_sends_the_job_away(bench: Bench) -> None:
-    share = bench.job(pages=40)
+def test_a_request_larger_than_what_is_left_sends_the_jobs_state_to_host_memory(bench: Bench) -> None:
+    share = bench.running_job(pages=40)
+    content = share.state.contents([0])[0]
+    bench.kv.need = bench.kv.queued = 39 * ROW
     bench.look()
+    assert (share.held, share.ready, bench.restarts) == (0, False, 1)
+    bench.look(0.0)
+    assert bench.kv.size >= 39 * ROW and bench.held() == {"kv cache": 80, "job 1": 0}
+    code, words = bench.broker.news()[-2]
+    assert code == "memory_reclaimed" and words.endswith("the job's state moves to host memory")
+    assert bench.broker.waiting == "waits for 0 MiB that the KV cache has"
+    bench.look()
+    bench.look()
+    assert bench.restarts == 1 and share.held == 0, "what is away is not asked for again"
+
+    bench.kv.need = bench.kv.queued = 0
+    bench.look(4.0)
+    bench.look()
+    assert share.ready and bench.held() == {"kv cache": 40, "job 1": 40}
+    assert torch.equal(share.state.tensors[0], content[: share.state.tensors[0].numel()])
+
+
+def test_nothing_is_granted_twice_while_pages_are_on_their_way(bench: Bench) -> None:
+    share = bench.running_job(pages=40)
+    share.swap_out()
+    share.settle()
+    claim = bench.kv.arena.claim("other", 30)
+    bench.look()
+    assert share.held == 0, "it gets all that it wants or nothing"
+    claim.resize(0)
+    share._order(lambda: time.sleep(0.05), (0, 0))
+    assert bench.broker.waiting == "its memory is on its way" and bench.broker.due
+    bench.look()
+    assert share.held == 0
     bench.look()
     assert share.held == 40
-    bench.kv.need = 39 * ROW
-    bench.look(queued=39 * ROW)
-    assert bench.left == 1 and bench.restarts == 0
-    share.close()
+
+
+def test_arrivals_seen_lately_are_reckoned_with_before_they_come(bench: Bench) -> None:
+    share = bench.running_job(pages=20)
+    bench.kv.held = 20 * ROW
     bench.look()
-    assert bench.kv.size == bench.kv.most
+    assert bench.kv.size == 30 * ROW - 1
+    for _ in range(10):
+        bench.kv.fresh = [(7 * ROW, 10)]
+        bench.look()
+    assert bench.restarts == 1 and not share.ready, "seven rows a second, before one of them had to wait"
+    bench.look(0.0)
+    assert bench.kv.size > 34 * ROW
 
 
 def test_after_a_job_the_kv_cache_has_everything_again(bench: Bench) -> None:
-    share = bench.job()
-    bench.look()
-    bench.look()
+    share = bench.running_job()
     share.close()
+    share.settle()
+    del share
+    bench.share = None
     bench.look()
-    assert bench.held() == {"kv cache": 80, "job 1": 0} and bench.kv.size == bench.kv.most
+    bench.look()
+    gc.collect()
+    assert bench.held()["kv cache"] == 80 and bench.kv.size == bench.kv.most
+    assert sum(bench.held().values()) == 80
 
 
-def test_what_can_never_be_had_is_out_of_memory(bench: Bench) -> None:
-    with pytest.raises(OutOfMemory, match="take 61 pages, of which a job can get 60"):
+def test_what_can_never_be_had_is_out_of_memory_and_the_remedy_is_named(bench: Bench) -> None:
+    with pytest.raises(OutOfMemory, match=r"take 61 pages, of which a job can get 60; .*engine\.max_total_tokens"):
         bench.job(pages=61)
 
 
-def test_a_job_that_stands_back_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+def metered(bench: Bench, path: Path, **changes: object) -> tuple[JobRun, list[JobUpdate]]:
+    """A small job in the bench's arena, that has begun to run."""
     told: list[JobUpdate] = []
-    spec = small.spec(tmp_path)
-    job = JobRun("engine", spec, 1, lambda: Trainer(small.model(), spec, small.rows(), base_name="small"), told.append)
+    spec = small.spec(path, **changes)
+
+    def prepare() -> Trainer:
+        model = small.model()
+
+        def new_share(state: object) -> object:
+            bench.share, bench.activations = bench.broker.share("1", state, model.parameters())  # type: ignore[arg-type]
+            return bench.share, bench.activations
+
+        return MeteredTrainer(model, spec, small.rows(), base_name="small", new_share=new_share)  # type: ignore[arg-type]
+
+    job = JobRun("engine", spec, 1, prepare, told.append)
     until(job, lambda: job.view() is not None)
-    while not any(update.kind == "metric" for update in told):
-        job.run_next()
-    job.run_next()
-    job.start_again()
-    job.stand_back()
+    return job, told
+
+
+def steps(told: list[JobUpdate]) -> int:
+    return sum(update.loss is not None for update in told)
+
+
+def test_a_job_whose_memory_is_taken_and_given_back_has_the_losses_of_one_left_alone(
+    roomy: Bench, tmp_path: Path
+) -> None:
+    bench = roomy
+    alone = Trainer(small.model(), small.spec(tmp_path), small.rows(), base_name="small")
+    losses = []
+    while not alone.done:
+        alone.run_next()
+        losses += [metric.loss for metric in alone.take_metrics()]
+    job, told = metered(bench, tmp_path)
+    ran = 0
+    while not job.ended:
+        job.poll()
+        bench.look(4.0, job.start_again)  # type: ignore[arg-type]
+        if bench.broker.waiting is None and job.view() is not None and not job.ended:
+            job.run_next()
+            ran += 1
+        busy = ran % 25 > 10  # for a while requests want everything
+        if busy and bench.kv.need == 0:
+            ran += 15
+        bench.kv.need = bench.kv.queued = bench.kv.most if busy else 0
+    assert [update.loss for update in told if update.loss is not None] == losses
+    reclaimed = [words for code, words in bench.broker.news() if code == "memory_reclaimed"]
+    assert len(reclaimed) > 3 and any("host memory" in words for words in reclaimed)
+    assert bench.share is not None and bench.share.swapped_bytes > 6 * PAGE
+    saved = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    alone.snapshot().save_adapter(tmp_path / "alone")
+    expected = load_file(tmp_path / "alone/adapter_model.safetensors")
+    assert all(torch.equal(saved[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("order", ["pause", "cancel", "interrupt"])
+@pytest.mark.parametrize("away", [False, True])
+def test_however_a_job_ends_the_arena_is_as_before_it(order: str, away: bool, roomy: Bench, tmp_path: Path) -> None:
+    bench = roomy
+    job, told = metered(bench, tmp_path)
+    while steps(told) < 2:
+        bench.look(4.0)
+        if bench.broker.waiting is None:
+            job.run_next()
+        job.poll()
+    if away:
+        bench.kv.need = bench.kv.queued = bench.kv.most
+        bench.look(restart=job.start_again)  # type: ignore[arg-type]
+        assert bench.share is not None and bench.share.state.mapped == 0
+    {"pause": job.pause, "cancel": lambda: job.stop(save=False), "interrupt": job.interrupt}[order]()
     until(job, lambda: job.ended)
-    assert (told[-1].kind, told[-1].step) == ("interrupted", 1)
-    assert told[-1].path is not None and (Path(told[-1].path) / "optimizer.safetensors").exists()
+    assert bench.share is not None
+    bench.share.settle()
+    assert bench.held()["kv cache"] + bench.broker._spare() == 6 * ROWS and bench.share.held == 0
+    if order != "cancel":
+        path = told[-1].path
+        assert path is not None and told[-1].step == 2
+        again = MeteredTrainer(
+            small.model(), job.spec, small.rows(), base_name="small", resume_from=Path(path),
+            new_share=lambda state: bench.broker.share("2", state, []),
+        )  # fmt: skip
+        assert again.progress.step == 2
+        again.close()
+        again.share.settle()
+    assert bench.kv.arena.statistics().used == bench.held()["kv cache"]
+
+
+def test_a_job_that_can_never_fit_ends_with_what_to_do_about_it(bench: Bench, tmp_path: Path) -> None:
+    job, told = metered(bench, tmp_path, micro_batch_tokens=128)
+    while not job.ended:
+        bench.look(4.0, job.start_again)  # type: ignore[arg-type]
+        if bench.broker.waiting is None:
+            job.run_next()
+        job.poll()
+    assert (told[-1].kind, told[-1].code) == ("failed", "out_of_memory")
+    assert "engine.max_total_tokens" in (told[-1].message or "")
+    assert bench.share is not None
+    bench.share.settle()
+    assert bench.share.held == 0
 
 
 def until(job: JobRun, done: Callable[[], bool]) -> None:

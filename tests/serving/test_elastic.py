@@ -64,6 +64,7 @@ class Engine:
             last_batch=None,
             chunked_req=None,
             waiting_queue=[],
+            new_token_ratio_tracker=SimpleNamespace(current=0.5),
             **holders,
         )
         self.kv = elastic.ElasticKV(self.scheduler)
@@ -74,6 +75,7 @@ class Engine:
 
     def request(self, tokens: list[int], ahead: int = 4) -> Any:
         return SimpleNamespace(
+            rid=f"request {random.random()}",
             origin_input_ids=array("q", tokens),
             output_ids=array("q"),
             sampling_params=SimpleNamespace(max_new_tokens=ahead),
@@ -331,3 +333,29 @@ def test_what_is_not_covered_is_refused_by_its_name(elastic: ModuleType) -> None
         elastic_pool.pool(configurator, PageMajorMHATokenToKVPool, None)
     arguments.speculative_algorithm = None
     assert elastic_pool.pool(configurator, MHATokenToKVPool, None) is elastic_pool.ElasticMHATokenToKVPool
+
+
+def test_what_requests_ask_for_is_counted_as_sglangs_admission_counts_it(elastic: ModuleType) -> None:
+    engine = Engine(elastic)
+    kv, waiting = engine.kv, engine.scheduler.waiting_queue
+    assert engine.admit(engine.request(list(range(10)), ahead=20))
+    assert (kv.asked(), kv.growth(5.5), kv.growth(50.0)) == (0, 6, 20)
+    assert kv.arrived() == [(10, 20)] and kv.arrived() == []
+    waiting.append(engine.request(list(range(8)), ahead=100_000))
+    waiting.append(engine.request(list(range(7)), ahead=3))
+    assert kv.asked() == 20 // 2 + (8 + elastic.CLIP_MAX_NEW_TOKENS) + (7 + 3)
+    assert kv.arrived() == [(8, elastic.CLIP_MAX_NEW_TOKENS), (7, 3)]
+    waiting.pop(0)
+    assert kv.arrived() == []
+
+
+def test_room_is_made_at_the_start_by_whole_rows(elastic: ModuleType) -> None:
+    kv = Engine(elastic).kv
+    kv.make_room(0)
+    assert kv.size == SLOTS
+    kv.make_room(9)  # a row has four pages, one for each column
+    assert (kv.size, kv.settled) == (5 * ROW - 1, True)
+    assert kv.arena.statistics().capacity - kv.arena.statistics().used == 12
+    with pytest.raises(Unavailable, match=r"takes 29 pages .*raise engine\.max_total_tokens"):
+        kv.make_room(29)
+    kv.close()

@@ -1,0 +1,139 @@
+"""A captured slot whose device is the CPU: `CapturedTrainer` with work that is run in the place of graphs that are
+launched. All else, above all its way with memory, is the real one."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from core.finetune import captured, views
+from core.finetune.captured import CapturedTrainer, Slot
+from core.finetune.captured_job import CapturedJob
+from core.finetune.fused import FusedStep, FusedWeights, Work
+from core.intake import packing
+from core.intake.packing import MicroBatch
+from core.link.messages import JobSpec
+from core.memory.arena import Arena
+from core.memory.share import JobShare
+from core.memory.slot import SlotMemory
+from tests.finetune import small
+
+TOKENS, RANK = 32, 4
+
+
+def no_room(pages: int) -> None:
+    """The arena has room enough."""
+
+
+def weights(source: PreTrainedModel, path: Path) -> FusedWeights:
+    served = small.Served(source)
+    return FusedWeights.of(served, views.shared_model(served, small.folder(source, path)))
+
+
+class Moment:
+    """Of a device that is never behind."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """It is over."""
+
+
+class Stream:
+    def record_event(self) -> Moment:
+        return Moment()
+
+    def wait_event(self, event: Any) -> None:
+        """It is over."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """It is over."""
+
+
+class _Cuda:
+    """What of `torch.cuda` a captured trainer uses once it is made."""
+
+    @staticmethod
+    def current_stream(device: torch.device) -> Stream:
+        return Stream()
+
+    @staticmethod
+    def stream(stream: Stream) -> nullcontext[None]:
+        return nullcontext()
+
+
+class _Torch:
+    cuda = _Cuda
+
+    @staticmethod
+    def empty(*size: int, pin_memory: bool) -> torch.Tensor:
+        return torch.empty(*size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured trainers find a device that does everything at once."""
+    monkeypatch.setattr(captured, "torch", _Torch())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+class _Graph:
+    def __init__(self, fused: FusedStep, work: Work) -> None:
+        self._fused, self._work = fused, work
+
+    def replay(self) -> None:
+        self._fused.run(self._work)
+
+
+class CpuSlot(CapturedTrainer):
+    """A slot over `source`'s weights, on the arena where there is one."""
+
+    def __init__(self, source: PreTrainedModel, path: Path, arena: Arena | None) -> None:
+        served = small.Served(source)
+        self._model = views.shared_model(served, small.folder(source, path))
+        self.slot = Slot(RANK, TOKENS)
+        self.memory = SlotMemory(arena, no_room) if arena is not None else None
+        fused = FusedWeights.of(served, self._model)
+        self._fused = FusedStep(fused, rank=RANK, micro_batch_tokens=TOKENS, place=self.memory)
+        self._graphs = [{work: _Graph(self._fused, work) for work in self._fused.every_work()}]  # type: ignore[misc]
+        self._device = torch.device("cpu")
+        self.streams, self._on = (Stream(),), [nullcontext()]  # type: ignore[assignment,list-item]
+        self._constants, self._program, self._copied = (0.0, 0.0, 0.0), None, None
+        self._pending = deque()
+        self._mapping = 0
+        self.share: JobShare | None = None
+
+    def job(self, spec: JobSpec, resume_from: Path | None = None) -> CapturedJob:
+        """A job in the slot; where there is an arena, its share is the test's to grant."""
+        return CapturedJob(
+            self, self._model, spec, small.rows(), base_name="small", resume_from=resume_from,
+            new_share=self._new_share if self.memory is not None else None,
+        )  # fmt: skip
+
+    def _new_share(self) -> JobShare:
+        assert self.memory is not None
+        if self.share is not None:
+            self.share.settle()
+        self.share = JobShare(self.memory.state, self.memory.activations)
+        return self.share
+
+    def grant(self) -> None:
+        assert self.share is not None
+        self.share.grant(self.share.wanted)
+        self.share.settle()
+
+    @staticmethod
+    def batches(count: int) -> list[MicroBatch]:
+        rows = small.rows()
+        plan = packing.epoch_plan([len(row.ids) for row in rows], TOKENS, seed=0, epoch=0)
+        return [packing.build([rows[i] for i in plan[n % len(plan)]], TOKENS) for n in range(count)]
