@@ -1,6 +1,6 @@
 """What moving memory between KV cache and finetuning costs on this GPU.
 
-    python -m benchmarks.memory [--seconds 20]
+    python -m benchmarks.memory [--seconds 20] [--quiet 60] [--burst 60]
 
 A KV cache of Llama-3-8B's shape (32 layers, 8 heads of 128, bf16) lies on the arena. Beside a decode step that is a
 captured graph reading all of the weights' bytes and the KV of 32 requests of 1,024 tokens, 64k tokens are mapped and
@@ -8,7 +8,8 @@ unmapped by the arena's thread, 2 GiB of state are swapped out and back, and a j
 
 grow_64k_ms, shrink_64k_ms: wall time of one change off the step path, medians. decode_p50_ratio, decode_p99_ratio: the
 step while memory moves over the step undisturbed. reclaim_ms: from the wish to 64k tokens mapped, with the job's
-activations given up for it. swap_gib_s: out and back, at full rate, and decode's p99 meanwhile.
+activations given up for it. swap_gib_s: of the slower way, out or back, at full rate; swap: both, and decode's p99
+meanwhile. headroom: `benchmarks.headroom`, on a card of 40 GiB.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import record
+from benchmarks import headroom, record
 from core.memory.arena import Arena, open_arena, pages_of
 from core.memory.rows import Rows
 from core.memory.swap import Rate, Swappable, paced
@@ -103,7 +104,8 @@ def resizing(rows: Rows, small: int, large: int, seconds: float) -> tuple[Callab
 
 
 def swap(arena: Arena, step: Step) -> dict[str, float]:
-    state = Swappable(arena, "job", [(2 * GIB // 4,)], torch.float32)
+    state = Swappable(arena, "job", [((2 * GIB // 4,), torch.float32)])
+    paced(state.back(), Rate())
     state.tensors[0].normal_()
     torch.cuda.synchronize()
     seconds: dict[str, float] = {}
@@ -153,6 +155,7 @@ def measure(seconds: float) -> dict[str, Any]:
         "decode_p50_ratio": p50,
         "decode_p99_ratio": p99,
         "reclaim_ms": reclaimed,
+        "swap_gib_s": min(swapped["out_gib_s"], swapped["back_gib_s"]),
         "swap": swapped,
     }
 
@@ -160,8 +163,12 @@ def measure(seconds: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement of steps")
+    parser.add_argument("--quiet", type=float, default=60.0, help="seconds of the job alone, for the head-room")
+    parser.add_argument("--burst", type=float, default=60.0, help="seconds of requests beside it, at most")
     arguments = parser.parse_args()
-    body = record.provenance("torch") | {"gpu": torch.cuda.get_device_name()} | measure(arguments.seconds)
+    body = record.provenance("torch", "sglang") | {"gpu": torch.cuda.get_device_name()}
+    rows = headroom.measure(arguments.quiet, arguments.burst)  # first: the engines want the GPU to themselves
+    body |= measure(arguments.seconds) | {"headroom": rows}
     print(record.write("memory", body))
 
 
