@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+_LONGEST = 8000  # characters; a message names at most some places
+
 
 class HarliError(Exception):
     """A fault a caller can act on.
 
     ``code`` is a stable snake_case word for programs, ``message`` names place, value and remedy for people, ``param``
-    is the field or file that is at fault (None when it is none in particular) and ``status`` the HTTP status.
+    is the field or file that is at fault (None when it is none in particular) and ``status`` the HTTP status. What they
+    quote may come from anywhere, so that both are made of whole characters and bounded.
     """
 
     status = 400
@@ -17,8 +20,13 @@ class HarliError(Exception):
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
-        self.message = message
-        self.param = param
+        self.message = _printable(message)
+        self.param = _printable(param) if param is not None else None
+
+
+def _printable(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 class Invalid(HarliError):

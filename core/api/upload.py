@@ -88,6 +88,7 @@ class _Form:
         self.sha256 = hashlib.sha256()
         self.filename: str | None = None
         self.pending = 0
+        self._fed = 0
         self._file = file
         self._limit = limit
         self._buffer: list[bytes] = []
@@ -110,6 +111,10 @@ class _Form:
     def feed(self, chunk: bytes) -> None:
         if not chunk:
             return
+        # What is beside the file is thrown away, but read.
+        self._fed += len(chunk)
+        if self._fed > self._limit + _SLACK:
+            raise _too_large(self._limit)
         try:
             self._parser.write(chunk)
         except FormParserError as error:

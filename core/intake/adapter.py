@@ -26,6 +26,10 @@ from core.intake import archive
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+# Far beyond what makes sense; what is larger is no number of that kind.
+_MAX_RANK, _MAX_ALPHA = 1 << 16, 1e9
+_MAX_HEADER_BYTES = 16 << 20
+_MAX_NAME = 255
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _DTYPES = ("F32", "F16", "BF16")
 _PREFIX = "base_model.model."
@@ -159,9 +163,16 @@ def normalise(folder: Path) -> AdapterInfo:
         target_modules=tuple(modules),
         bytes=sum((folder / name).stat().st_size for name in (CONFIG, WEIGHTS)),
         sha256=_digest(folder),
-        base_model=config.get("base_model_name_or_path") or None,
+        base_model=_as_name(config.get("base_model_name_or_path")),
         use_rslora=use_rslora,
     )
+
+
+def _as_name(value: Any) -> str | None:
+    """What a configuration calls something, None where that is no name."""
+    if not isinstance(value, str) or not value:
+        return None
+    return value.encode("utf-8", "replace").decode().replace("\0", "")[:_MAX_NAME] or None
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
@@ -196,10 +207,10 @@ def _plain_lora(config: Mapping[str, Any]) -> tuple[int, float]:
     alpha: Any = config.get("lora_alpha")
     if config.get("peft_type") != "LORA":
         raise _refused("adapter_kind", "peft_type", config.get("peft_type"), "only LoRA adapters can be served")
-    if type(rank) is not int or rank < 1:
-        raise _refused("adapter_rank", "r", rank, "the rank must be a whole number above 0")
-    if type(alpha) not in (int, float) or not 0 < alpha < math.inf:
-        raise _refused("adapter_alpha", "lora_alpha", alpha, "it must be a number above 0")
+    if type(rank) is not int or not 1 <= rank <= _MAX_RANK:
+        raise _refused("adapter_rank", "r", rank, f"the rank must be a whole number from 1 to {_MAX_RANK:,}")
+    if type(alpha) not in (int, float) or not 0 < alpha <= _MAX_ALPHA:
+        raise _refused("adapter_alpha", "lora_alpha", alpha, f"it must be a number above 0, at most {_MAX_ALPHA:g}")
     for field, is_set, reason in (
         ("use_dora", bool, "DoRA scales the base weights per column, which the engine does not do: train with LoRA"),
         ("modules_to_save", bool, "whole modules beside the LoRA cannot be served: train without modules_to_save"),
@@ -240,8 +251,18 @@ def _refused(code: str, field: str, value: object, reason: str) -> Invalid:
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor, without reading any."""
+    path = folder / WEIGHTS
+    with path.open("rb") as raw:
+        length = int.from_bytes(raw.read(8), "little")
+    if length > _MAX_HEADER_BYTES:
+        raise Invalid(
+            "adapter_damaged",
+            f"{WEIGHTS} says that its header has {length:,} bytes, and an adapter's has at most {_MAX_HEADER_BYTES:,}. "
+            "Save or upload the adapter again.",
+            WEIGHTS,
+        )
     try:
-        with safe_open(folder / WEIGHTS, framework="numpy") as file:
+        with safe_open(path, framework="numpy") as file:
             slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
             shapes = {key: tuple(part.get_shape()) for key, part in slices.items()}
             dtypes = {key: part.get_dtype() for key, part in slices.items()}

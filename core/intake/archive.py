@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import re
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -22,7 +24,11 @@ from typing import IO, Any
 from core.errors import Invalid, NotFound
 
 MAX_MEMBERS = 10_000
-_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
+# What the two modules raise for damaged archives, their own kinds and those that they let through.
+_DAMAGED = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, ValueError,
+    OverflowError, LookupError, RuntimeError, NotImplementedError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

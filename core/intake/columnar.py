@@ -5,8 +5,6 @@ A block with anything else gives None, and is then read row by row, which says w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -18,6 +16,11 @@ from core.intake.columns import Columns
 from core.intake.shapes import MESSAGE_ROLES, Shape
 
 _KEYS = {"OpenAI chat": ("role", "content"), "ShareGPT": ("from", "value")}
+# Fields of a message that say more than its role and words: where one is given, the row is not plain.
+_BESIDE = {
+    "OpenAI chat": ("tool_calls", "function_call", "weight"),
+    "ShareGPT": ("tool_calls", "function_call", "weight", "role", "content"),
+}
 _OTHERS = {"alpaca", "prompt/completion", "text"}
 _CODES = {"system": 0, "user": 1, "assistant": 2}
 
@@ -32,7 +35,7 @@ def read(text: bytes, lines: int, shape: Shape) -> Columns | None:
     if table is None or table.num_rows != lines:
         return None
     if shape.name in _KEYS:
-        return _chats(table, shape.columns, _KEYS[shape.name])
+        return _chats(table, shape)
     return _pairs(table, shape)
 
 
@@ -48,23 +51,22 @@ def _schema(shape: Shape) -> pa.Schema:
     fields = {column: pa.string() for column in shape.columns.values()}
     if shape.name in _KEYS:
         said, words = _KEYS[shape.name]
-        turn = pa.struct([(said, pa.string()), (words, pa.string())])
-        fields[shape.columns["messages"]] = pa.list_(turn)
+        turn = [(said, pa.string()), (words, pa.string()), *((name, pa.null()) for name in _BESIDE[shape.name])]
+        fields[shape.columns["messages"]] = pa.list_(pa.struct(turn))
     return pa.schema(fields)
 
 
 def _parsed(text: bytes, schema: pa.Schema) -> pa.Table | None:
+    """None where a value is of another type. Fields that the schema does not name are not even looked at: a column of
+    each would take memory for all rows."""
     try:
-        table = pj.read_json(
+        return pj.read_json(
             pa.BufferReader(text),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
-            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer"),
+            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         )
     except pa.ArrowInvalid:
         return None
-    # A message with another field makes another type of all.
-    same = all(table.schema.field(field.name).type == field.type for field in schema)
-    return table if same else None
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:
@@ -72,15 +74,15 @@ def _column(table: pa.Table, name: str) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _chats(table: pa.Table, columns: Mapping[str, str], keys: tuple[str, str]) -> Columns | None:
-    for role, beside in columns.items():
+def _chats(table: pa.Table, shape: Shape) -> Columns | None:
+    for role, beside in shape.columns.items():
         if role != "messages" and not _is_empty(_column(table, beside)):
             return None
-    chats = _column(table, columns["messages"])
+    chats = _column(table, shape.columns["messages"])
     turns = chats.values
     if chats.null_count or turns.null_count or not len(turns):
         return None
-    said, contents = (turns.field(key) for key in keys)
+    said, contents = (turns.field(key) for key in _KEYS[shape.name])
     if said.null_count or contents.null_count:
         return None
     offsets = chats.offsets.to_numpy()

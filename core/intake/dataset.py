@@ -42,6 +42,8 @@ PARQUET = {
     "compression": {_PLAIN: "none", "messages.list.element.role": "snappy", "input_ids.list.element": "zstd"},
     "use_dictionary": ["messages.list.element.role"],
     "write_statistics": False,
+    # Values that are encoded at a go; of the default, 1,024, there would be hundreds of batches a block.
+    "write_batch_size": 1 << 14,
 }
 # Between two looks at whether to go on: what takes a fraction of a second to tokenise.
 TOKENIZE_ROWS = 512
@@ -209,7 +211,7 @@ class _Intake:
             raise self._no_shape(names, samples)
         unused = [name for name in names if name not in shape.columns.values()]
         if unused and not self.findings.has("unused_columns"):
-            self.findings.add("unused_columns", ", ".join(map(repr, unused[:12])), count=len(unused))
+            self.findings.add("unused_columns", shapes.shown(unused), count=len(unused))
         return shape
 
     def _no_shape(self, names: Sequence[str], samples: Sequence[Any]) -> Invalid:
@@ -218,10 +220,10 @@ class _Intake:
             for name, value in (samples[0].items() if samples and isinstance(samples[0], dict) else ())
             if isinstance(value, list) and value and isinstance(value[0], dict)
         ]
-        hint = f" If the rows are the list under {lists[0]!r}, upload that list alone." if lists else ""
+        hint = f" If the rows are the list under {shapes.shown(lists[:1])}, upload that list alone." if lists else ""
         return Invalid(
             "unknown_columns",
-            f"{self._filename} has the columns {', '.join(map(repr, names[:12])) or '(none)'}. A row needs messages, "
+            f"{self._filename} has the columns {shapes.shown(names)}. A row needs messages, "
             "or prompt and completion, or instruction and output, or text: rename the columns, or map those roles to "
             f"them.{hint}",
             "columns",
@@ -281,8 +283,8 @@ class _Intake:
         """Without the rows whose text is not Unicode; readers let such bytes through as lone surrogates."""
         kept_lines, kept_numbers, good = [], [], []
         for line, number, row in zip(lines, numbers, shapes.rows(chats), strict=True):
-            calls = [extra.tool_calls or "" for extra in row.extras or ()]
-            fault = _encoding_fault("".join((*row.contents, *calls, row.tools or "")))
+            beside = [text for extra in row.extras or () for text in extra if isinstance(text, str)]
+            fault = _encoding_fault("".join((*row.contents, *beside, row.tools or "")))
             if fault is not None:
                 self._fault(fault, line, number)
                 continue
@@ -317,7 +319,7 @@ class _Intake:
     def _remark(self, batch: _Batch) -> None:
         """Count what is worth a warning, and keep what tells duplicates."""
         found = batch.columns
-        self._duplicates.add(batch.lines, *found.hashes())
+        self._duplicates.add(_as_array(batch.lines), *found.hashes())
         last = found.offsets[1:] - 1
         blank = found.blank()
         if blank.any():
@@ -360,7 +362,7 @@ class _Intake:
                 pa.ListArray.from_arrays(edges, pa.array(ids)),
                 pa.ListArray.from_arrays(edges, pa.array(trained)),
             ]
-        lines = pa.array(batch.lines, pa.int64())
+        lines = pa.array(_as_array(batch.lines))
         return pa.Table.from_arrays([*batch.columns.stored(), lines, *arrays], schema=self.schema)
 
     def _count_lengths(self, lengths: npt.NDArray[Any]) -> None:
@@ -414,6 +416,13 @@ class _Batch:
         return _Batch(
             list(compress(self.lines, keep)), list(compress(self.numbers, keep)), self.columns.chosen(np.array(keep))
         )
+
+
+def _as_array(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Those of a range are made by numpy, not one by one."""
+    if isinstance(numbers, range):
+        return np.arange(numbers.start, numbers.stop, dtype=np.int64)
+    return np.array(numbers, dtype=np.int64)
 
 
 def _parts(columns: Columns) -> Iterator[slice]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from core.intake.findings import EXAMPLES
 
@@ -40,7 +41,9 @@ class Duplicates:
         self._kept: list[_Entries] = []
         self._count = 0
 
-    def add(self, lines: Sequence[int], rows: npt.NDArray[np.int64], prompts: npt.NDArray[np.int64]) -> None:
+    def add(
+        self, lines: Sequence[int] | npt.NDArray[np.int64], rows: npt.NDArray[np.int64], prompts: npt.NDArray[np.int64]
+    ) -> None:
         """Rows by where they begin, and by the hashes of all of each and of its prompt."""
         entries = np.empty(len(lines), dtype=_ENTRY)
         entries["line"], entries["row"], entries["prompt"] = lines, rows, prompts
@@ -87,15 +90,7 @@ class Duplicates:
 
 def _repeats(hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Where a value equals an earlier one."""
-    # Most values are unique, so only those that are not get as far as an index of their places.
-    ordered = np.sort(hashes)
-    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    del ordered
-    repeats = np.isin(hashes, repeated)
-    places = np.flatnonzero(repeats)
-    _, first = np.unique(hashes[places], return_index=True)
-    repeats[places[first]] = False
-    return repeats
+    return ~pl.Series(np.ascontiguousarray(hashes)).is_first_distinct().to_numpy()
 
 
 def _told(entries: _Entries, hashes: npt.NDArray[np.int64], repeats: npt.NDArray[np.bool_]) -> Repeats:

@@ -46,7 +46,7 @@ def look(
         container=found.name,
         format=shape.name if shape is not None else None,
         columns=[_column(name, records) for name in names],
-        mapping=shape.columns if shape is not None else {},
+        mapping=_whole(shape.columns) if shape is not None else {},
         roles=list(shapes.COLUMN_ROLES),
         rows=shown,
         faults=faults,
@@ -78,15 +78,29 @@ def _chat(row: Row) -> Chat:
         more = {name: value for name, value in extra._asdict().items() if value is not None}
         if extra.tool_calls:
             more["tool_calls"] = json.loads(extra.tool_calls)
-        # What is not Unicode is refused by the upload, and has no place in an answer.
-        messages.append({"role": role, "content": content.encode("utf-8", "replace").decode(), **more})
-    return Chat(messages, json.loads(row.tools) if row.tools else None)
+        messages.append({"role": role, "content": content, **more})
+    return Chat(_whole(messages), _whole(json.loads(row.tools)) if row.tools else None)
+
+
+def _whole(value: Any) -> Any:
+    """With every text in whole characters: what is not Unicode is refused by the upload, and has no place in an
+    answer."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_whole(name): _whole(inner) for name, inner in value.items()}
+    return [_whole(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _written(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (RecursionError, TypeError, ValueError):  # too deep, or with keys that JSON does not have
+        return "…"
 
 
 def _column(name: str, records: Sequence[Any]) -> schemas.DatasetColumn:
     value = next((r[name] for r in records if isinstance(r, dict) and r.get(name) is not None), None)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = text.encode("utf-8", "replace").decode()
-    return schemas.DatasetColumn(
-        name=name, kind=shapes.kind(value), example=text[:_EXAMPLE] + "…" * (len(text) > _EXAMPLE)
-    )
+    text = value if isinstance(value, str) else _written(value)
+    example = text[:_EXAMPLE] + "…" * (len(text) > _EXAMPLE)
+    return schemas.DatasetColumn(name=_whole(name), kind=shapes.kind(value), example=_whole(example))

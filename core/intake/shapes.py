@@ -47,6 +47,8 @@ MESSAGE_ROLES = {
     "bot": "assistant",
     "chatgpt": "assistant",
 }
+# What calls and lists of tools may nest; whoever reads them back stops somewhere beyond a hundred.
+_MAX_DEPTH = 64
 # Whose words are calls of tools, as JSON, and whose are what a tool answered.
 _CALL_ROLES = {"function_call", "tool_call"}
 _RESULT_ROLES = {"tool", "function", "function_response", "tool_response", "observation"}
@@ -58,6 +60,7 @@ _FOLLOWS: dict[str, set[str]] = {
     _CALLS: {"tool"},
     "tool": {"tool", "assistant", _CALLS},
 }
+_SHOWN_NAME = 60
 _KINDS = {
     str: "text", bool: "true/false", int: "a number", float: "a number", list: "a list", dict: "an object",
     type(None): "null",
@@ -148,7 +151,8 @@ def check_mapping(columns: Mapping[str, str]) -> None:
         if role not in COLUMN_ROLES:
             raise Invalid(
                 "unknown_column_role",
-                f"The mapping gives column {columns[role]!r} the role {role!r}. Roles are {', '.join(COLUMN_ROLES)}.",
+                f"The mapping gives column {shown([columns[role]])} the role {shown([role])}. Roles are "
+                f"{', '.join(COLUMN_ROLES)}.",
                 "columns",
             )
 
@@ -167,7 +171,7 @@ def detect(names: Sequence[str], samples: Sequence[Any], columns: Mapping[str, s
         if column not in names:
             raise Invalid(
                 "unknown_column",
-                f"The mapping names column {column!r} for {role}; the file has {', '.join(map(repr, names))}.",
+                f"The mapping names column {shown([column])} for {role}; the file has {shown(names)}.",
                 "columns",
             )
     for name, needed, optional in _SHAPES:
@@ -176,6 +180,14 @@ def detect(names: Sequence[str], samples: Sequence[Any], columns: Mapping[str, s
         if len(found) < len(needed) or not set(mapping) <= {*needed, *optional}:
             continue
         found |= _assign([column for column in names if column not in found.values()], optional, mapping)
+        twice = [column for column in found.values() if list(names).count(column) > 1]
+        if twice:
+            raise Invalid(
+                "duplicate_columns",
+                f"There are several columns called {shown(twice[:1])}, and only one can be read. Rename or remove the "
+                "others.",
+                "columns",
+            )
         if name == "messages":
             chats = (sample.get(found["messages"]) for sample in samples if isinstance(sample, dict))
             kind_of_chat = _messages_kind(next((chat for chat in chats if chat), None))
@@ -199,6 +211,13 @@ def _assign(names: Sequence[str], roles: Sequence[str], mapping: Mapping[str, st
         if column is not None:
             found[role] = column
     return found
+
+
+def shown(names: Sequence[str], most: int = 12) -> str:
+    """The first names of columns, for people: each in quotes and cut where it is long."""
+    cut = [repr(name if len(name) <= _SHOWN_NAME else f"{name[:_SHOWN_NAME]}…") for name in names[:most]]
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(cut)}{more}" if cut else "nothing"
 
 
 def kind(value: Any) -> str:
@@ -226,8 +245,7 @@ def _field(record: Any, column: str) -> str | Fault:
 def _missing(record: Mapping[str, Any], column: str) -> Fault:
     if column in record:
         return Fault("missing_field", f"field {column!r} is null")
-    there = ", ".join(repr(name) for name in list(record)[:8]) or "nothing"
-    return Fault("missing_field", f"no field {column!r}; there is {there}")
+    return Fault("missing_field", f"no field {column!r}; there is {shown(list(record), 8)}")
 
 
 class _Number(str):
@@ -416,6 +434,8 @@ def _tools(value: Any, column: str) -> str | Fault:
     listed = _nested(value) if isinstance(value, str) else value
     if not isinstance(listed, list):
         return Fault("tool_call", f"field {column!r} is {kind(listed)}, not a list of tools")
+    if _is_deep(listed):
+        return Fault("tool_call", f"field {column!r} has more than {_MAX_DEPTH} levels")
     tools = []
     for number, tool in enumerate(listed, 1):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
@@ -423,6 +443,21 @@ def _tools(value: Any, column: str) -> str | Fault:
             return Fault("tool_call", f"tool {number} of field {column!r} has no function with a name")
         tools.append({"type": "function", "function": _without_nulls(function)})
     return json.dumps(tools, ensure_ascii=False, default=str) if tools else ""
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether lists and objects lie in each other beyond the limit."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _without_nulls(value: Any) -> Any:
@@ -554,6 +589,8 @@ def _no_call(number: int) -> Fault:
 def _called(calls: Any, number: int) -> str | Fault:
     """Calls of tools in the OpenAI form, with arguments as an object, as JSON."""
     calls = _nested(calls) if isinstance(calls, str) else calls
+    if _is_deep(calls):
+        return Fault("tool_call", f"message {number} calls a tool with more than {_MAX_DEPTH} levels of arguments")
     listed = []
     for call in calls if isinstance(calls, list) else [calls]:
         function = call.get("function", call) if isinstance(call, dict) else None
@@ -563,6 +600,8 @@ def _called(calls: Any, number: int) -> str | Fault:
         arguments = (_nested(arguments) if arguments.strip() else {}) if isinstance(arguments, str) else arguments
         if arguments is None:
             arguments = {}
+        if _is_deep(arguments):
+            return Fault("tool_call", f"message {number} calls a tool with more than {_MAX_DEPTH} levels of arguments")
         if not isinstance(arguments, dict):
             called = repr(function["name"][:40])
             return Fault(

@@ -16,6 +16,15 @@ MAX_EXPANDED_BYTES = 16 << 30
 _PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
+def too_expanded(filename: str) -> Invalid:
+    """For what takes far more room unpacked than in the file."""
+    return Invalid(
+        "too_large",
+        f"{filename} unpacks to more than {MAX_EXPANDED_BYTES >> 30} GiB. Split it into smaller files.",
+        "file",
+    )
+
+
 class Stream(io.RawIOBase):
     """Readable unpacked bytes. `packing` is gzip, zstd or empty; `position` the bytes of the file itself read so far,
     `expanded` the unpacked ones. A damaged file and one that unpacks to more than 16 GiB raise Invalid on reading.
@@ -54,11 +63,7 @@ class Stream(io.RawIOBase):
             ) from error
         self.expanded += len(data)
         if self.expanded > MAX_EXPANDED_BYTES:
-            raise Invalid(
-                "too_large",
-                f"{self._filename} unpacks to more than {MAX_EXPANDED_BYTES >> 30} GiB. Split it into smaller files.",
-                "file",
-            )
+            raise too_expanded(self._filename)
         return data
 
     def readinto(self, buffer: Any) -> int:

@@ -100,12 +100,13 @@ def test_what_is_declared_too_large_is_refused_unread(settings: Settings) -> Non
     assert leaves_nothing(settings)
 
 
-def test_what_turns_out_too_large_is_refused_while_it_comes(http: httpx.Client, settings: Settings) -> None:
+@pytest.mark.parametrize("name", ["file", "beside"])
+def test_what_turns_out_too_large_is_refused_while_it_comes(http: httpx.Client, settings: Settings, name: str) -> None:
     sent = 0
 
     def endless() -> Iterator[bytes]:
         nonlocal sent
-        yield part(b"")[:-2]
+        yield part(b"", name)[:-2]
         while True:
             sent += 1 << 16
             yield b"x" * (1 << 16)
@@ -186,7 +187,7 @@ def test_columns_can_be_mapped(http: httpx.Client) -> None:
     assert rows[0]["messages"][-1]["content"] == "Ans Meer."
 
 
-@pytest.mark.parametrize("columns", ["{", "[]", '{"prompt": 1}', "null"])
+@pytest.mark.parametrize("columns", ["{", "[]", '{"prompt": 1}', "null", "[" * 5000, r'{"prompt": "\ud800"}'])
 def test_columns_that_are_no_mapping_are_refused(http: httpx.Client, columns: str) -> None:
     response = post(http, b"", columns=columns)
     assert (response.status_code, response.json()["error"]["param"]) == (422, "columns")

@@ -333,6 +333,58 @@ def test_damaged_weights_and_configuration_are_named(tmp_path: Path) -> None:
     assert "has no adapter_config.json" in refused(folder, tmp_path).message
 
 
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"r": 10**400}, "adapter_rank"),
+        ({"lora_alpha": 10**400}, "adapter_alpha"),
+        ({"lora_alpha": 1e308, "use_rslora": True}, "adapter_alpha"),
+        ({"target_modules": ["\ud800"]}, "adapter_mismatch"),
+    ],
+)
+def test_values_beyond_all_measure_are_refused_in_words(tmp_path: Path, changes: dict[str, Any], code: str) -> None:
+    error = refused(write(tmp_path / "source", **changes), tmp_path)
+    assert error.code == code
+    assert error.message.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [(["acme"], None), ({}, None), ("", None), ("a\ud800\0b", "a?b"), ("x" * 999, "x" * 255)]
+)
+def test_what_a_base_model_is_called_is_kept_as_a_name(tmp_path: Path, name: Any, kept: str | None) -> None:
+    source = write(tmp_path / "source", base_model_name_or_path=name)
+    assert adapter.unpack(source, tmp_path / "stored", max_bytes=LIMIT).base_model == kept
+
+
+def test_a_header_that_claims_gigabytes_is_not_read(tmp_path: Path) -> None:
+    source = write(tmp_path / "source")
+    weights = source / "adapter_model.safetensors"
+    weights.write_bytes((1 << 33).to_bytes(8, "little") + weights.read_bytes()[8:])
+    assert "its header has 8,589,934,592 bytes" in refused(source, tmp_path).message
+
+
+def test_damage_that_pythons_archives_trip_over_is_told_in_words(tmp_path: Path) -> None:
+    folder = write(tmp_path / "source")
+    packed = tmp_path / "a.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_LZMA) as file:
+        for member in folder.iterdir():
+            file.write(member, member.name)
+    data = bytearray(packed.read_bytes())
+    data[100:140] = bytes(40)
+    packed.write_bytes(data)
+    sparse = tmp_path / "a.tar"
+    with tarfile.open(sparse, "w", format=tarfile.PAX_FORMAT) as file:
+        entry = tarfile.TarInfo("adapter_config.json")
+        entry.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.map": "x"}
+        file.addfile(entry, io.BytesIO())
+    number = tmp_path / "b.tar"
+    with tarfile.open(number, "w", format=tarfile.PAX_FORMAT) as file:
+        entry = tarfile.TarInfo("adapter_config.json")
+        entry.pax_headers = {"GNU.sparse.size": "BINARY"}
+        file.addfile(entry, io.BytesIO())
+    assert [refused(source, tmp_path).code for source in (packed, sparse, number)] == ["archive_damaged"] * 3
+
+
 def test_integer_weights_are_refused(tmp_path: Path) -> None:
     weights = {key: value.astype(np.int8) for key, value in tensors().items()}
     assert refused(write(tmp_path / "source", weights), tmp_path).code == "adapter_dtype"

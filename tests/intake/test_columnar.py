@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -80,6 +81,34 @@ def test_every_usual_shape_is_read_at_once(record: dict[str, Any]) -> None:
     shape = shapes.detect(list(record), [record])
     assert shape is not None
     assert columnar.read((json.dumps(record) + "\n").encode() * 3, 3, shape) is not None
+
+
+def test_a_field_of_another_name_in_every_row_takes_no_memory() -> None:
+    records = [{"prompt": "1", "completion": "2", f"key_{n}": "x"} for n in range(2000)]
+    shape = shapes.detect(["prompt", "completion"], records)
+    assert shape is not None
+    text = "".join(json.dumps(record) + "\n" for record in records).encode()
+    pool = pa.proxy_memory_pool(earlier := pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        assert columnar.read(text, 2000, shape) is not None
+    finally:
+        pa.set_memory_pool(earlier)
+    assert 0 < (pool.max_memory() or 0) < 4 << 20, "a column of each would take 16 MiB"
+
+
+@pytest.mark.parametrize("beside", [{"tool_calls": []}, {"tool_calls": "x"}, {"function_call": {}}, {"weight": 0}])
+def test_a_message_that_says_more_than_words_is_left_to_it_too(beside: dict[str, Any]) -> None:
+    def read(**more: Any) -> object:
+        record = {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2", **more}]}
+        return columnar.read((json.dumps(record) + "\n").encode(), 1, shape)
+
+    plain = {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}
+    shape = shapes.detect(["messages"], [plain])
+    assert shape is not None
+    assert read(**beside) is None
+    assert read(name="x", anything={"at": "all"}) is not None
+    assert read(weight=None) is not None
 
 
 @pytest.mark.parametrize("line", [b"", b'{"prompt": "1"}', b'{"prompt": "1", "completion": "\xff"}', b"[1]", b"{}{}"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from core.api import schemas
 from core.errors import Invalid
-from core.intake import chat, dataset, rows, shapes, tokenizer
+from core.intake import chat, dataset, readers, rows, shapes, tokenizer
 from core.intake.dataset import InvalidDataset, ingest
 from core.intake.tokenizer import Tokenizer
 from tests.intake import models
@@ -309,6 +309,85 @@ def test_a_file_that_is_no_data_set_is_named_for_what_it_is(inbox: Inbox) -> Non
     assert "UTF-16LE" in inbox.refused("prompt,completion\n".encode("utf-16"), "a.csv").message
     assert "a Python pickle, which is never loaded" in inbox.refused(b"\x80\x04K\x01.", "a.json").message
     assert inbox.refused(b"\x00\x01\x02\x03" * 100).code == "unknown_format"
+
+
+@pytest.mark.parametrize(
+    ("column", "code", "words"),
+    [
+        (pa.array([2**62], pa.timestamp("us")), "wrong_type", "is a timestamp[us] that cannot be read"),
+        (pa.array([2**62], pa.duration("s")), "wrong_type", "is a duration[s] that cannot be read"),
+        (pa.array([2**30], pa.date32()), "wrong_type", "is a date32[day] that cannot be read"),
+        (pa.array([b"\xff\xfe"]).view(pa.string()), "not_utf8", "byte 0xff is not UTF-8"),
+        (pa.array([b"\xff"]), "wrong_type", "is a bytes here and text elsewhere"),
+        (pa.array([[{"role": "user"}]]), "wrong_type", "is a list here"),
+    ],
+    ids=["timestamp", "duration", "date", "text", "bytes", "list"],
+)
+def test_a_column_of_an_odd_type_is_named_with_it(inbox: Inbox, column: pa.Array, code: str, words: str) -> None:
+    table = pa.table({"prompt": column, "completion": ["Two."]})
+    path = inbox.folder / "made"
+    pq.write_table(table, path)
+    parquet = inbox.refused(path.read_bytes(), "a.parquet")
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    for error in (parquet, inbox.refused(path.read_bytes(), "a.arrow")):
+        assert error.code == code
+        assert "row 1: " in error.message and words in error.message
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.csv"])
+def test_of_two_columns_of_one_name_neither_is_guessed(inbox: Inbox, name: str) -> None:
+    table = pa.table([["One?"], ["Two."], ["Three?"]], names=["prompt", "completion", "prompt"])
+    path = inbox.folder / "made"
+    if name == "a.csv":
+        path.write_text("prompt,completion,prompt\nOne?,Two.,Three?\n")
+    elif name == "a.parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+    error = inbox.refused(path.read_bytes(), name)
+    assert (error.code, "several columns called 'prompt'" in error.message) == ("duplicate_columns", True)
+
+
+def test_many_equal_values_in_a_small_table_are_read_a_few_at_a_time(inbox: Inbox) -> None:
+    answers = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), pa.array(["long " * 20_000]))
+    path = inbox.folder / "made"
+    pq.write_table(pa.table({"prompt": [str(n) for n in range(300)], "completion": answers}), path)
+    assert path.stat().st_size < 100_000, "30 MB of text"
+    most = 0
+    for block in readers.table(path, path.name, columns=["prompt", "completion"]):
+        most = max(most, sum(len(record["completion"]) for record in block.records))
+    assert most < 2 * readers.BLOCK_BYTES
+    assert inbox.take(path.read_bytes(), "a.parquet").rows == 300
+
+
+def test_text_beside_the_content_that_is_no_text_is_named_by_its_line(inbox: Inbox) -> None:
+    turns = [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "tide"}}]},
+        {"role": "tool", "content": "Noon.", "name": "\ud800", "tool_call_id": "1"},
+        {"role": "assistant", "content": "At noon."},
+    ]
+    assert "line 1: half of a surrogate pair" in inbox.refused(jsonl({"messages": turns})).message
+
+
+@pytest.mark.parametrize("depth", [100, 900])
+def test_tools_that_nest_without_end_are_refused_and_not_stored(inbox: Inbox, depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    call = f'{{"function": {{"name": "f", "arguments": {{"a": {deep}}}}}}}'
+    asked = '{"role": "user", "content": "When?"}'
+    calling = f'{{"messages": [{asked}, {{"role": "assistant", "content": "", "tool_calls": [{call}]}}]}}\n'
+    tools = f'{{"messages": [{asked}, {{"role": "assistant", "content": "Now."}}], "tools": {deep}}}\n'
+    for content in (calling, tools):
+        assert (error := inbox.refused(content)).code == "tool_call", error.message
+        assert "more than 64 levels" in error.message
+
+
+def test_names_as_long_as_files_are_cut(inbox: Inbox) -> None:
+    error = inbox.refused(jsonl({f"{n}" + "x" * 5000: 1 for n in range(2000)}))
+    assert len(error.message) < 3000
+    assert "and 1,988 more" in error.message
 
 
 # ---- warnings --------------------------------------------------------------------------------------------------------

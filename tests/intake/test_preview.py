@@ -27,6 +27,16 @@ def test_a_file_is_shown_as_it_would_be_read(tmp_path: Path) -> None:
     assert [message.content for message in found.rows[3].messages] == ["3?", "3."]
 
 
+def test_half_characters_and_deep_values_are_shown_all_the_same(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "", "tool_calls": [
+        {"function": {"name": "f\ud800", "arguments": {"a": "\ud800"}}}]}]  # fmt: skip
+    record = {"messages": turns, "tools": [{"name": "f\ud800"}], "\ud800": {"a": "\ud800"}}
+    found = look(tmp_path, json.dumps(record) + "\n")
+    assert found.model_dump_json().encode()
+    assert "?" in found.columns[-1].name
+    assert look(tmp_path, '{"prompt": ' + "[" * 900 + "]" * 900 + ', "completion": "x"}\n').model_dump_json()
+
+
 def test_unknown_columns_are_shown_to_be_mapped_and_a_mapping_is_tried(tmp_path: Path) -> None:
     content = "frage,reaktion\nWer?,Ich.\n"
     found = look(tmp_path, content, "a.csv")

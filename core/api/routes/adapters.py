@@ -52,7 +52,7 @@ def get(control: ControlDep, name: Name) -> schemas.Adapter:
 @router.post("/{name}/deploy", summary="Serve an adapter")
 def deploy(control: ControlDep, name: Name, body: schemas.AdapterDeploy | None = None) -> schemas.Adapter:
     """The engine serves the version (left out: the newest) under the adapter's name; `deployment` tells how it goes. A
-    version that is served now finishes its requests first."""
+    version that is served now answers until then, and finishes the requests that it has."""
     return adapters.deploy(control, name, body.version if body is not None else None)
 
 
@@ -65,8 +65,8 @@ def undeploy(control: ControlDep, name: Name) -> schemas.Adapter:
 def promote(
     control: ControlDep, name: Name, alias: Alias, body: schemas.AdapterDeploy | None = None
 ) -> schemas.Adapter:
-    """The alias stands for the version (left out: the newest) from now on, and the engine serves that as
-    ``name@alias``: what it served before finishes its requests first."""
+    """The alias stands for the version (left out: the newest), and the engine serves that as ``name@alias``: what it
+    served before answers until the other one does, and finishes the requests that it has."""
     return aliases.promote(control, name, alias, body.version if body is not None else None)
 
 

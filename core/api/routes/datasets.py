@@ -85,7 +85,8 @@ def _columns(text: str | None) -> dict[str, str] | None:
         return None
     try:
         mapping = json.loads(text)
-    except ValueError:
+        json.dumps(mapping, ensure_ascii=False).encode()  # half characters are no names
+    except (ValueError, RecursionError):
         mapping = None
     if not isinstance(mapping, dict) or not all(isinstance(column, str) for column in mapping.values()):
         raise Invalid(
