@@ -31,7 +31,7 @@ def _migrated() -> bytes:
 
 @contextlib.contextmanager
 def served(data_dir: Path, **settings: object) -> Iterator[Settings]:
-    """Serve an empty store of SQLite; the settings that it has."""
+    """Serve the folder's store of SQLite, an empty one to begin with; the settings that it has."""
     # The path of a Unix socket may not be long, and pytest's folders are.
     folder = Path(tempfile.mkdtemp(prefix="hl"))
     api_port, console_port = free_ports(2)
@@ -45,8 +45,9 @@ def served(data_dir: Path, **settings: object) -> Iterator[Settings]:
             **settings,
         }
     )
-    if chosen.database_url is None:
-        (data_dir / "harli.db").write_bytes(_migrated())
+    store = data_dir / "harli.db"
+    if chosen.database_url is None and not store.exists():
+        store.write_bytes(_migrated())
     listener = socket.create_server(("127.0.0.1", api_port))
     server = uvicorn.Server(uvicorn.Config(create_app(chosen), log_config=None, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
