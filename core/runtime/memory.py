@@ -101,7 +101,9 @@ class Broker:
         ceiling = self._ceiling(kept)
         activations: GrowingActivations
         if arena.device_id < 0:
-            activations = MeteredActivations(arena, owner, ceiling, shared=[*parameters, *kept.tensors])
+            # What is trained moves to `kept`: where it was, something else may lie next.
+            frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+            activations = MeteredActivations(arena, owner, ceiling, shared=[*frozen, *kept.tensors])
         else:
             activations = JobHeap(arena, owner, ceiling)
         return self._admit(JobShare(kept, activations, self._rate)), activations
@@ -151,9 +153,9 @@ class Broker:
 
     @property
     def due(self) -> bool:
-        """Something is on its way to the job or from it, or is about to be."""
+        """Something is on its way to the job or from it, or is about to be: a look will have something to do."""
         share = self._share
-        return share is not None and (share.moving or 0 < share.wanted <= self._spare())
+        return share is not None and (share.closed or share.moving or 0 < share.wanted <= self._spare())
 
     @property
     def room(self) -> tuple[int, float]:

@@ -29,7 +29,8 @@ def make(spec: JobSpec, arena: Arena, ceiling: int, dtype: torch.dtype = torch.f
     def new_share(state: Sequence[torch.Tensor]) -> tuple[JobShare, MeteredActivations]:
         kept = Swappable(arena, "job 1", [(tuple(one.shape), one.dtype) for one in state], window=4 * PAGE)
         kept.put(state)
-        activations = MeteredActivations(arena, "job 1", ceiling, shared=[*model.parameters(), *kept.tensors])
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        activations = MeteredActivations(arena, "job 1", ceiling, shared=[*frozen, *kept.tensors])
         return JobShare(kept, activations), activations
 
     return MeteredTrainer(model, spec, small.rows(), base_name="small", new_share=new_share)
