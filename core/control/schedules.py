@@ -7,10 +7,13 @@ one does.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from apscheduler.triggers.base import BaseTrigger
+from apscheduler.triggers.combining import OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 from sqlalchemy.orm import Session
 
@@ -28,6 +31,10 @@ from db import schedules as rows
 from db.base import now
 from db.jobs import TERMINAL
 from db.schedules import ScheduleRecord
+
+_DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_DAY = f"[0-7]|{'|'.join(_DAYS)}"
+_WEEKDAYS = re.compile(rf"(?:\*|(?P<first>{_DAY})(?:-(?P<last>{_DAY}))?)(?:/(?P<step>[1-7]))?")
 
 # ---- managing --------------------------------------------------------------------------------------------------------
 
@@ -133,8 +140,7 @@ def next_run(cron: str, timezone: str, after: datetime) -> datetime:
             "timezone",
         ) from error
     try:
-        trigger = CronTrigger.from_crontab(cron, timezone=zone)
-        found = trigger.get_next_fire_time(after, after)
+        found = _trigger(cron, zone).get_next_fire_time(after, after)
     except (ValueError, TypeError) as error:
         raise Invalid(
             "cron",
@@ -145,6 +151,41 @@ def next_run(cron: str, timezone: str, after: datetime) -> datetime:
     if found is None:
         raise Invalid("cron", f"cron is {cron!r}, which never comes; give a line that names a day there is", "cron")
     return found if isinstance(found, datetime) else after
+
+
+def _trigger(cron: str, zone: ZoneInfo) -> BaseTrigger:
+    """As cron reads the line: days of the week are numbered from Sunday, which is 0 and 7 (APScheduler's from Monday),
+    and where day and weekday are both given, either is enough (APScheduler wants both)."""
+    fields = cron.split()
+    if len(fields) != 5:
+        raise ValueError(f"it has {len(fields)} fields, a cron line has 5")
+    minute, hour, day, month, weekday = fields
+    either = not day.startswith("*") and not weekday.startswith("*")
+    weekday = ",".join(map(_weekdays, weekday.lower().split(",")))
+    lines = [(day, "*"), ("*", weekday)] if either else [(day, weekday)]
+    triggers = [
+        CronTrigger(minute=minute, hour=hour, day=day, month=month, day_of_week=weekday, timezone=zone)
+        for day, weekday in lines
+    ]
+    return OrTrigger(triggers) if either else triggers[0]
+
+
+def _weekdays(part: str) -> str:
+    """A part of the weekday's field by names; what is none stays, for APScheduler to refuse."""
+    found = _WEEKDAYS.fullmatch(part)
+    if found is None or part == "*":
+        return part
+    first = _weekday(found["first"]) if found["first"] else 0
+    last = _weekday(found["last"]) if found["last"] else first
+    if found["first"] is None or (found["step"] and not found["last"]):
+        last = 6
+    if last < first:
+        last += 7  # as in fri-mon, or in 5-0
+    return ",".join(_DAYS[at % 7] for at in range(first, last + 1, int(found["step"] or 1)))
+
+
+def _weekday(text: str) -> int:
+    return int(text) if text.isdigit() else _DAYS.index(text)
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------

@@ -67,6 +67,30 @@ def test_the_next_run_is_by_the_clocks_of_its_zone(cron: str, zone: str, after: 
 
 
 @pytest.mark.parametrize(
+    ("weekday", "days"),
+    [
+        ("0", "Sun"), ("7", "Sun"), ("sun", "Sun"), ("1-5", "Mon Tue Wed Thu Fri"), ("MON-FRI", "Mon Tue Wed Thu Fri"),
+        ("5-7", "Fri Sat Sun"), ("fri-mon", "Mon Fri Sat Sun"), ("6,0", "Sat Sun"), ("*/2", "Tue Thu Sat Sun"),
+        ("1-5/2", "Mon Wed Fri"), ("4/2", "Thu Sat"), ("*", "Mon Tue Wed Thu Fri Sat Sun"),
+    ],
+)  # fmt: skip
+def test_days_of_the_week_are_numbered_as_cron_does(weekday: str, days: str) -> None:
+    moment = datetime(2026, 11, 29, 12, tzinfo=UTC)  # a Sunday, after the run
+    runs = []
+    while (moment := schedules.next_run(f"0 2 * * {weekday}", "UTC", moment)) < datetime(2026, 12, 7, tzinfo=UTC):
+        runs.append(f"{moment:%a}")
+    assert " ".join(runs) == days
+
+
+def test_of_a_day_and_a_weekday_either_is_enough_as_in_cron() -> None:
+    moment, runs = datetime(2026, 12, 1, 12, tzinfo=UTC), []
+    for _ in range(3):
+        moment = schedules.next_run("0 2 10 * 1", "UTC", moment)
+        runs.append(moment.day)
+    assert runs == [7, 10, 14]
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"cron": "every night"}, "cron"), ({"cron": "61 * * * *"}, "cron"), ({"cron": "0 0 31 2 *"}, "cron"),
