@@ -147,7 +147,9 @@ def running(setup: Setup, tokens: int, elastic: bool, folder: Path) -> Iterator[
         engine.close()
 
 
-def one(setup: Setup, tokens: int, elastic: bool, folder: Path, data: Path, quiet_s: float, burst_s: float) -> Any:
+def one(
+    setup: Setup, tokens: int, elastic: bool, folder: Path, data: Path, quiet_s: float, burst_s: float
+) -> tuple[dict[str, Any], int]:
     """A row of the table, and the most bytes that the job ever held."""
     with running(setup, tokens, elastic, folder) as (engine, log):
         engine.send(SetTargets(version=1, targets=(Target(kind="itl", ms=60_000.0),)))

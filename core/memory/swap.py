@@ -23,6 +23,8 @@ WINDOW_BYTES = 16 * 2**20
 
 # As torch aligns what it allocates.
 ALIGN = 512
+# Addresses of a scratch, as many times the arena.
+_SPREAD = 8
 
 Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
 
@@ -202,8 +204,8 @@ class Scratch:
 
     def __init__(self, arena: Arena, owner: str) -> None:
         self._arena = arena
-        # Never more than the arena has; addresses cost nothing.
-        self._region: Region = arena.reserve(owner, arena.statistics().capacity)
+        # Addresses cost nothing; that there are too few pages is for `map` to say.
+        self._region: Region = arena.reserve(owner, _SPREAD * arena.statistics().capacity)
         self._end = 0
         self.mappings = 0  # so far
 
@@ -218,7 +220,7 @@ class Scratch:
         return self._region.mapped
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor. Raises `ArenaError` when all of them would be more than the arena has."""
+        """A tensor. Raises `ArenaError` when all of them would be many times what the arena has."""
         with torch.inference_mode(False):
             tensor = view(self._arena, self._region, shape, dtype, self._end)
         self._end += -(-tensor.numel() * dtype.itemsize // ALIGN) * ALIGN

@@ -112,8 +112,12 @@ def test_scratch_is_zero_whoever_had_its_pages() -> None:
     with pytest.raises(ArenaFull):
         scratch.map()
     assert (scratch.mapped, scratch.mappings, claim.pages) == (0, 3, 6)
+    claim.resize(0)
+    scratch.take((6 * PAGE,), torch.uint8)
+    with pytest.raises(ArenaFull, match="asks for 9 pages"):
+        scratch.map()
     with pytest.raises(ArenaError, match="of a region of"):
-        scratch.take((6 * PAGE,), torch.uint8)
+        scratch.take((64 * PAGE,), torch.uint8)
 
 
 def test_a_rate_is_kept_on_average() -> None:
