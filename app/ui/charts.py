@@ -58,7 +58,9 @@ def _window(points: Sequence[TelemetryPoint], seconds: int) -> Option:
     if not points:
         return {"type": "time"}
     end = round(points[-1].time.timestamp() * 1000)
-    return {"type": "time", "min": end - seconds * 1000, "max": end, "splitNumber": 4}
+    # A time at either end would be cut off by the chart's edge.
+    inside = {"showMinLabel": False, "showMaxLabel": False}
+    return {"type": "time", "min": end - seconds * 1000, "max": end, "splitNumber": 4, "axisLabel": inside}
 
 
 def latency(points: Sequence[TelemetryPoint], seconds: int, palette: Colours, target_ms: float | None) -> Option:
@@ -149,7 +151,7 @@ def frontier(
         dashed = {"lineStyle": {"width": 1.4, "type": "dashed"}, "tooltip": {"show": False}}
         series.append(_line(f"{chosen_ms:,.0f} ms", palette.stall, [[chosen_ms, 0.0], [chosen_ms, top]], **dashed))
     option = _option(series, {"type": "value", "scale": True, "name": "", "splitNumber": 6}, "tokens/s", 1, min=0)
-    option["xAxis"]["axisLabel"] = {"formatter": "{value} ms"}
+    option["xAxis"]["axisLabel"] = {"formatter": "{value} ms", "showMaxLabel": False}
     option["tooltip"]["trigger"] = "item"
     return option
 
@@ -184,19 +186,19 @@ def past(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Op
     option["yAxis"] = [
         {"type": "value", "splitNumber": 4, "min": 0, "axisLabel": {"formatter": "{value} ms"}},
         {"type": "value", "splitNumber": 4, "min": 0, "splitLine": {"show": False},
-         "axisLabel": {"formatter": "{value} tok/s"}},
+         "axisLabel": {"formatter": "{value} tokens/s"}},
     ]  # fmt: skip
     return option
 
 
 def memory(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> Option:
-    """Who holds the arena's memory: KV cache and jobs, stacked up to all of it, MiB."""
-    mib = 2**20
+    """Who holds the arena's memory: KV cache and jobs, stacked up to all of it, in `memory_unit`."""
+    unit, scale = memory_unit(points)
 
     def held(point: TelemetryPoint, of_jobs: bool) -> float | None:
         if point.memory is None:
             return None
-        return sum(one.bytes for one in point.memory.owners if one.name.startswith("job ") == of_jobs) / mib
+        return sum(one.bytes for one in point.memory.owners if one.name.startswith("job ") == of_jobs) / scale
 
     series = [
         _line(name, colour, _times(points, pick), stack="memory", areaStyle={"opacity": 0.35}, step="end")
@@ -205,8 +207,18 @@ def memory(points: Sequence[TelemetryPoint], seconds: int, palette: Colours) -> 
             ("finetuning", palette.finetune, lambda point: held(point, True)),
         )
     ]
-    whole = next((point.memory.capacity_bytes / mib for point in reversed(points) if point.memory), None)
-    return _option(series, _window(points, seconds), "MiB", 0, min=0, **({"max": round(whole)} if whole else {}))
+    # The axis ends at all of the memory, which is no round number and would be written over the one below it.
+    top = {"max": _capacity(points) / scale, "axisLabel": {"showMaxLabel": False}} if points else {}
+    return _option(series, _window(points, seconds), unit, 1, min=0, **top)
+
+
+def memory_unit(points: Sequence[TelemetryPoint]) -> tuple[str, int]:
+    """The unit that suits the arena's size, and its bytes."""
+    return ("GiB", 2**30) if _capacity(points) >= 8 * 2**30 else ("MiB", 2**20)
+
+
+def _capacity(points: Sequence[TelemetryPoint]) -> int:
+    return next((point.memory.capacity_bytes for point in reversed(points) if point.memory), 0)
 
 
 def smoothed(values: Sequence[float], steps: int = _SMOOTHING_STEPS) -> list[float]:
@@ -286,6 +298,6 @@ def _steps(total: int | None) -> Option:
 
 
 def chart(title: str, option: Option, *, key: str, height: int = 210, note: str = "") -> None:
-    """Draw a live chart under its heading."""
+    """Draw a live chart under its heading; `note` says what the heading leaves open, such as the unit."""
     st.markdown(f"**{title}**" + (f" :small[:gray[{note}]]" if note else ""))
     st.echarts_chart(option, key=key, height=height, alt=title)

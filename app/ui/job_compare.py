@@ -34,7 +34,9 @@ def draw() -> None:
         placeholder="Choose two or more", bind="query-params",
     )  # fmt: skip
     if len(chosen) < 2:
-        st.caption("Choose two jobs or more.")
+        st.caption(
+            "Their losses then stand here side by side, with the settings in which they differ and what came of each."
+        )
         return
     with reading("the jobs' figures"):
         found = client().compare_jobs(chosen)
@@ -80,6 +82,10 @@ def _label(job: Job) -> str:
 def _shown(value: object) -> str:
     if value is None:
         return "–"
-    return f"{value:g}" if isinstance(value, float) else ", ".join(map(str, value)) if isinstance(value, list) else str(
-        value
+    return (
+        f"{value:g}"
+        if isinstance(value, float)
+        else ", ".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
     )

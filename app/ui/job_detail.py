@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from html import escape
 from typing import Literal
 
 import streamlit as st
@@ -17,7 +18,7 @@ from app.ui.text import number, plain, when
 from app.ui.theme import colours
 from app.ui.tiles import BarPart, Tile, tiles
 from core.api.job_schemas import JobOutlook, JobSample
-from core.api.schemas import Job, JobEvent, JobMetric
+from core.api.schemas import Job, JobEvent, JobLogLine, JobMetric
 
 _LOG_LINES = 500
 _OUTLOOK_S = 3.0
@@ -195,17 +196,15 @@ def _figures(job_id: str, drawn_state: str) -> None:
     """What moves while a job runs."""
     with reading("the job"):
         job, outlook = client().job(job_id), _outlook(signed_in_with(), job_id, drawn_state)
-        metrics, events, log = metrics_of(job_id), client().job_events(job_id), log_of(job_id, _LOG_LINES)
-        samples = client().job_samples(job_id) if job.spec.sample_prompts else []
+        metrics, events = metrics_of(job_id), client().job_events(job_id)
     if job.state != drawn_state:
         st.rerun()
     _why(outlook)
     tiles(_tiles(job, metrics), key="job_figures", columns=6)
-    palette = colours()
     left, right = st.columns([2, 1], gap="medium")
     with left:
         if metrics:
-            charts.chart("Loss", charts.loss(metrics, job.total_steps, palette), key="loss", height=300)
+            charts.chart("Loss", charts.loss(metrics, job.total_steps, colours()), key="loss", height=300)
         else:
             st.markdown("**Loss**")
             st.caption("The first point comes with the first optimizer step.")
@@ -214,22 +213,37 @@ def _figures(job_id: str, drawn_state: str) -> None:
         with st.container(height=310, border=False):
             columns = [Column("When", "time"), Column("What")]
             table(columns, [_event(event) for event in reversed(events)], key="events", openable=False)
+    # What is not looked at is neither read nor drawn, refresh for refresh.
     shown, said, learning, given = st.tabs(
-        ["Log", "Samples", "Learning rate and gradients", "Settings"], key="job_tabs"
+        ["Log", "Samples", "Learning rate and gradients", "Settings"], key="job_tabs", on_change="rerun"
     )
-    with shown:
-        lines = [f"{when(line.time)}  {line.message}" for line in log]
-        st.code("\n".join(lines) or "Nothing is logged yet.", language=None, height=260, wrap_lines=True)
-    with said:
-        _samples(samples)
-    with learning:
-        rate, norm = st.columns(2, gap="medium")
-        with rate:
-            charts.chart("Learning rate", charts.learning_rate(metrics, job.total_steps, palette), key="learning_rate")
-        with norm:
-            charts.chart("Gradient norm", charts.gradient_norm(metrics, job.total_steps, palette), key="gradient_norm")
-    with given:
-        st.json(job.spec.model_dump(mode="json", exclude_none=True), expanded=True)
+    if shown.open:
+        with shown, reading("the log"):
+            _log(log_of(job_id, _LOG_LINES))
+    if said.open:
+        with said, reading("the samples"):
+            _samples(client().job_samples(job_id) if job.spec.sample_prompts else [])
+    if learning.open:
+        with learning:
+            _learning(metrics, job.total_steps)
+    if given.open:
+        with given:
+            st.json(job.spec.model_dump(mode="json", exclude_none=True), expanded=True)
+
+
+def _log(lines: Sequence[JobLogLine]) -> None:
+    """The last lines, plain: what colours code is a large script, which a log does not need."""
+    text = "\n".join(f"{when(line.time)}  {line.message}" for line in lines)
+    with st.container(height=260, autoscroll=True):
+        st.html(f'<pre class="log">{escape(text) or "Nothing is logged yet."}</pre>')
+
+
+def _learning(metrics: Sequence[JobMetric], total_steps: int | None) -> None:
+    rate, norm = st.columns(2, gap="medium")
+    with rate:
+        charts.chart("Learning rate", charts.learning_rate(metrics, total_steps, colours()), key="learning_rate")
+    with norm:
+        charts.chart("Gradient norm", charts.gradient_norm(metrics, total_steps, colours()), key="gradient_norm")
 
 
 def _event(event: JobEvent) -> Row:

@@ -93,17 +93,28 @@ def heading(title: str, summary: str) -> None:
     show_faults()
 
 
-def teach(title: str, what: str, cli: str, http: str, *, icon: str = ":material/lightbulb:") -> None:
-    """An empty state: what would be here, what to do next, and the same from a shell or over HTTP."""
+def teach(title: str, what: str, cli: str = "", http: str = "", *, icon: str = ":material/lightbulb:") -> None:
+    """An empty state: what would be here, what to do next, and (where the page does not have it elsewhere) the same
+    from a shell or over HTTP."""
     with st.container(border=True):
         st.markdown(f"{icon} **{title}**")
         st.markdown(what)
-        elsewhere(cli, http)
+        if cli:
+            elsewhere(cli, http)
 
 
+@st.fragment
 def elsewhere(cli: str, http: str) -> None:
-    """The same action from a shell and over HTTP; each request of `http` is given the token that the API asks for."""
-    shell, web = st.tabs(["Command line", "HTTP"])
+    """The same from a shell and over HTTP, drawn once it is opened: what colours code is the largest script of the
+    console, and a page that loads it shows its content a quarter of a second later. Each request of `http` is given the
+    token that the API asks for."""
+    box = st.expander(
+        "From a shell or over HTTP", icon=":material/terminal:", key=f"elsewhere_{cli.splitlines()[0]}",
+        on_change="rerun",
+    )  # fmt: skip
+    if not box.open:
+        return
+    shell, web = box.tabs(["Command line", "HTTP"])
     shell.code(cli, language="bash")
     token = f"HARLI_TOKEN=$(cat {settings().token_file})" if signed_in_with() is None else "HARLI_TOKEN=..."
     shown = http.replace("curl ", 'curl -H "Authorization: Bearer $HARLI_TOKEN" ').replace("{api}", settings().api_url)

@@ -63,11 +63,12 @@ def _button(label: str, icon: str, schedule: Schedule, action: str) -> None:
 
 def _act(schedule: Schedule, action: str) -> None:
     calls = {
-        "run": lambda: client().run_schedule(schedule.id),
-        "switch": lambda: client().update_schedule(schedule.id, enabled=not schedule.enabled),
-        "delete": lambda: client().delete_schedule(schedule.id),
+        "run": ("Running", lambda: client().run_schedule(schedule.id)),
+        "switch": ("Switching", lambda: client().update_schedule(schedule.id, enabled=not schedule.enabled)),
+        "delete": ("Deleting", lambda: client().delete_schedule(schedule.id)),
     }
-    attempt(f"The schedule: {action}", calls[action], None, place="schedules")
+    doing, call = calls[action]
+    attempt(f"{doing} the schedule {schedule.name}", call, place="schedules")
 
 
 def _new(datasets: list[str]) -> None:

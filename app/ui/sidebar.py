@@ -30,4 +30,4 @@ def status() -> None:
     st.markdown(_ENGINE[now.engine.state])
     served = " · ".join(part for part in (now.engine.model, now.engine.device_name or now.engine.device) if part)
     running, queued = now.jobs.get("running", 0), now.jobs.get("queued", 0)
-    st.caption(f"{plain(served)}  \n{running} running · {queued} queued" if served else f"{queued} jobs queued")
+    st.caption(f"{plain(served)}  \njobs: {running} running · {queued} queued" if served else f"jobs: {queued} queued")

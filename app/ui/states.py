@@ -1,4 +1,4 @@
-"""How the states of jobs, adapters and parts are shown, and what can be done in each."""
+"""How the states of jobs, adapters and parts are shown, what can be done in each, and the codes of notices."""
 
 from __future__ import annotations
 
@@ -66,6 +66,9 @@ def remaining(job: Job, metrics: Sequence[JobMetric]) -> str:
         return "–"
     return span((job.total_steps - job.step) * per_step)
 
+
+MEMORY_CODES = ("memory_granted", "memory_reclaimed", "kv_grows", "kv_shrinks")
+"""Notices that memory changed hands."""
 
 PartState = Literal["starting", "ready", "backing_off", "stopped", "failed"]
 PART_TONES: dict[PartState, Tone] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import time
+from functools import lru_cache
 from typing import Literal
 from zoneinfo import available_timezones
 
@@ -35,6 +36,12 @@ def draw(tenants: Sequence[str]) -> TargetBody | None:
     )
 
 
+@lru_cache(maxsize=1)
+def _zones() -> list[str]:
+    """All time zones, which are read off the disk."""
+    return sorted(available_timezones())
+
+
 def _window() -> TargetWindow:
     days: list[Weekday] = st.pills(
         "Days", WEEKDAYS, selection_mode="multi", default=list(WEEKDAYS[:5]), format_func=str.title,
@@ -43,7 +50,7 @@ def _window() -> TargetWindow:
     left, right = st.columns(2)
     start = left.time_input("From", time(9), key="new_target_start")
     end = right.time_input("To", time(17), key="new_target_end", help="At or before the start: on the next day")
-    zones = sorted(available_timezones())
+    zones = _zones()
     own = viewer_zone().key
     zone = st.selectbox("Zone", zones, zones.index(own) if own in zones else zones.index("UTC"), key="new_target_zone")
     return TargetWindow(days=days or list(WEEKDAYS), start=f"{start:%H:%M}", end=f"{end:%H:%M}", zone=zone)

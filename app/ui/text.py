@@ -62,6 +62,11 @@ def viewer_zone() -> ZoneInfo:
         return ZoneInfo("UTC")
 
 
+def day(time: datetime) -> str:
+    """A date in the viewer's zone."""
+    return time.astimezone(viewer_zone()).strftime("%Y-%m-%d")
+
+
 def when(time: datetime | None) -> str:
     """A point in time in the viewer's zone: the time of day, with the date when it is another day."""
     if time is None:

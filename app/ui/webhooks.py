@@ -27,7 +27,8 @@ def draw() -> None:
         teach(
             "No webhook yet",
             "A webhook is an address of yours that is told when a job is submitted, runs, pauses, ends or will miss "
-            "its deadline. Events are signed with HMAC-SHA256 (Standard Webhooks) and tried again for about a day.",
+            "its deadline. Events are signed with HMAC-SHA256 (Standard Webhooks) and tried again for about a day. "
+            "Give the address below.",
             "harli webhooks create https://example.com/hooks/harli --event job.failed",
             "curl {api}/api/webhooks -H 'content-type: application/json' -d '{\"url\": \"https://example.com/hook\"}'",
         )
@@ -41,7 +42,7 @@ def draw() -> None:
 
 def _one(webhook: Webhook) -> None:
     with st.container(border=True, key=f"webhook_{webhook.id}"):
-        st.markdown(f"**{plain(webhook.url)}** :gray[{plain(', '.join(webhook.events) or 'all events')}]")
+        st.markdown(f"`{webhook.url}` :gray[{plain(', '.join(webhook.events) or 'all events')}]")
         with st.container(horizontal=True):
             for label, icon, action in (
                 ("Send a test", ":material/send:", "test"),
@@ -79,11 +80,12 @@ def _row(delivery: Delivery) -> Row:
 
 def _act(webhook: Webhook, action: str) -> None:
     calls = {
-        "test": lambda: client().test_webhook(webhook.id),
-        "switch": lambda: client().update_webhook(webhook.id, enabled=not webhook.enabled),
-        "delete": lambda: client().delete_webhook(webhook.id),
+        "test": ("Testing", lambda: client().test_webhook(webhook.id)),
+        "switch": ("Switching", lambda: client().update_webhook(webhook.id, enabled=not webhook.enabled)),
+        "delete": ("Deleting", lambda: client().delete_webhook(webhook.id)),
     }
-    attempt(f"The webhook: {action}", calls[action], None, place="webhooks")
+    doing, call = calls[action]
+    attempt(f"{doing} the webhook to {webhook.url}", call, place="webhooks")
 
 
 def _create() -> None:

@@ -93,7 +93,7 @@ def show_upload() -> None:
     """Files, name and the press; the name is checked before anything is sent to the API."""
     token = st.session_state.setdefault("_adapter_upload", {"round": 0, "sent": None, "made": None})
     files = st.file_uploader(
-        f"A zip of a peft folder, or its files; up to {limit_mib()} MiB from the browser",
+        f"Drop a zip of a peft folder here, or its files: up to {limit_mib()} MiB from the browser",
         ["zip", "tar", "tgz", "gz", "json", "safetensors"], accept_multiple_files=True,
         key=f"adapter_files_{token['round']}", max_upload_size=limit_mib(),
     )  # fmt: skip
@@ -126,8 +126,7 @@ def show_upload() -> None:
             if token["made"]:
                 st.rerun()
     show_faults("upload")
-    with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
-        elsewhere(_CLI, _HTTP)
+    elsewhere(_CLI, _HTTP)
 
 
 def archive(name: str, version: int) -> bytes:
@@ -316,7 +315,8 @@ def show_version(adapter: Adapter, version: AdapterVersion) -> None:
 def detail(adapter: Adapter) -> None:
     """One adapter with all its versions."""
     st.button("All adapters", icon=":material/arrow_back:", type="tertiary", on_click=close, key="all_adapters")
-    heading(adapter.name, f"{len(adapter.versions)} versions · since {when(adapter.created_at)}")
+    versions = len(adapter.versions)
+    heading(adapter.name, f"{versions} version{'' if versions == 1 else 's'} · since {when(adapter.created_at)}")
     state = deployment_cell(adapter)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(badge(state.text, state.tone), width="content")
@@ -352,6 +352,10 @@ def detail(adapter: Adapter) -> None:
             f"  -H 'content-type: application/json' -d '{json.dumps(body)}'",
             language="bash",
         )
+        st.caption(
+            "HARLI_TOKEN is a token of yours: the **Tenants** page makes one. On this machine the file `admin-token` "
+            "in Harli's data directory has one."
+        )
 
 
 def listing() -> None:
@@ -368,13 +372,12 @@ def listing() -> None:
                 "No adapter yet",
                 "An adapter is a small addition to the base model, trained by a job here or elsewhere by peft. It is "
                 "served under its own name, next to the base. Submit a job on the **Jobs** page, or upload one.",
-                _CLI,
-                _HTTP,
             )
             return
         columns = [
             Column("Name"), Column("Deployment", "badge"), Column("Newest"), Column("Origin", wide=True),
-            Column("Rank", end=True, wide=True), Column("Size", end=True, wide=True), Column("Made", "time", wide=True),
+            Column("Rank", end=True, wide=True), Column("Size", end=True, wide=True),
+            Column("Created", "time", wide=True),
         ]  # fmt: skip
         pressed = table(columns, [row(adapter) for adapter in adapters], key="adapters")
         if pressed:

@@ -40,9 +40,8 @@ def show_alerts() -> None:
         teach(
             "No alert so far",
             "An alert is pending as soon as its rule's condition holds, fires when it has held long enough, and is "
-            "resolved when it does not hold any more. Webhooks hear of `alert.firing` and `alert.resolved`.",
-            "harli alerts list --all\nharli alerts set slow itl_p99_ms above 80 --for 120",
-            "curl {api}/api/alerts",
+            "resolved when it does not hold any more. The rules below are what is watched; webhooks (on the **Jobs** "
+            "page) hear of `alert.firing` and `alert.resolved`.",
         )
         return
     columns = [
@@ -93,15 +92,15 @@ def show_rules() -> None:
     with reading("the rules"):
         rules = list(client().alert_rules())
     columns = [
-        Column("Rule"), Column("On", "badge"), Column("Condition"), Column("Over", end=True, wide=True),
-        Column("For", end=True, wide=True), Column("Severity", wide=True),
+        Column("Rule"), Column("On", "badge"), Column("Condition"), Column("Over the last", end=True, wide=True),
+        Column("For at least", end=True, wide=True), Column("Severity", wide=True),
     ]  # fmt: skip
     table(columns, [rule_row(rule) for rule in rules], key="rules", openable=False)
     show_faults("rules")
     with st.expander("Make or change a rule", icon=":material/edit:"):
         st.selectbox(
-            "Start from", [rule.name for rule in rules], None, key="rule", on_change=pick, args=(rules,),
-            placeholder="nothing",
+            "Fill the form from", [rule.name for rule in rules], None, key="rule", on_change=pick, args=(rules,),
+            placeholder="no rule: a new one",
         )  # fmt: skip
         defaults = AlertRuleBody(metric="attainment", comparison="below", threshold=0.99)
         left, middle, right = st.columns(3)
@@ -121,16 +120,15 @@ def show_rules() -> None:
             st.button("Delete the rule", key="delete_rule", on_click=drop, disabled=not known)
 
 
-heading("Alerts", "Rules on attainment, queue and engine, looked at every five seconds.")
+heading("Alerts", "What is wrong now and what was: rules on latency, queue and engine, looked at every five seconds.")
 if not of_platform():
     st.info("Alerts are about the platform as a whole; those of its own tenant see them.", icon=":material/lock:")
     st.stop()
 show_alerts()
 st.markdown("**Rules**")
 show_rules()
-with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
-    elsewhere(
-        "harli alerts\nharli alerts rules\nharli alerts set slow itl_p99_ms above 80 --for 120 --severity critical",
-        "curl {api}/api/alerts\ncurl -X PUT {api}/api/alerts/rules/slow -H 'content-type: application/json' \\\n"
-        '  -d \'{"metric": "itl_p99_ms", "comparison": "above", "threshold": 80}\'',
-    )
+elsewhere(
+    "harli alerts\nharli alerts rules\nharli alerts set slow itl_p99_ms above 80 --for 120 --severity critical",
+    "curl {api}/api/alerts\ncurl -X PUT {api}/api/alerts/rules/slow -H 'content-type: application/json' \\\n"
+    '  -d \'{"metric": "itl_p99_ms", "comparison": "above", "threshold": 80}\'',
+)

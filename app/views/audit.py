@@ -43,23 +43,29 @@ def show(entry: AuditEntry) -> None:
         for change in entry.changes:
             st.caption(f"{plain(change.table)} {plain(change.id)} {change.change}")
             fields = [
-                {"Field": name, "Before": _text(values[0]), "After": _text(values[1])}
-                for name, values in change.fields.items()
+                Row(name, (cell(name), cell(values[0]), cell(values[1]))) for name, values in change.fields.items()
             ]
             if fields:
-                st.dataframe(fields, hide_index=True)
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+                key = f"fields_{change.table}_{change.id}"
+                table([Column("Field"), Column("Before"), Column("After")], fields, key=key, openable=False)
 
 
 heading("Audit", "Who changed what, when, from where: every change, and every one that was refused.")
 with st.container(horizontal=True, vertical_alignment="bottom"):
-    user = st.text_input("User", key="audit_user", width=180, max_chars=63, bind="query-params").strip() or None
+    user = (
+        st.text_input(
+            "User", key="audit_user", width=180, max_chars=63, placeholder="everyone", bind="query-params"
+        ).strip()
+        or None
+    )
     text = (
         st.text_input(
-            "Action or object", key="audit_text", width=240, max_chars=100, placeholder="jobs", bind="query-params"
+            "Action or object",
+            key="audit_text",
+            width=240,
+            max_chars=100,
+            placeholder="such as jobs",
+            bind="query-params",
         ).strip()
         or None
     )
@@ -68,13 +74,18 @@ wanted: dict[str, Any] = {"user": user, "text": text, "outcome": None if outcome
 with reading("the audit log"):
     entries = leaf_through("audit", lambda cursor: client().audit(ROWS, cursor, **wanted), of=str(wanted))
 if entries:
+    # An entry that is opened stands above the table, where the viewer is sure to see it.
+    opened = st.container()
     pressed = table(_COLUMNS, [row(entry) for entry in entries], key="audit", selected=st.session_state.get("_entry"))
     st.session_state["_entry"] = pressed or st.session_state.get("_entry")
     entry = next((entry for entry in entries if str(entry.id) == st.session_state["_entry"]), None)
-    if entry is not None:
-        show(entry)
+    with opened:
+        if entry is not None:
+            show(entry)
+        else:
+            st.caption("Press an entry to see each field before and after.")
 elif any(wanted.values()):
-    st.caption("Nothing in the log fits that.")
+    st.caption("Nothing in the log fits that; empty a field above to see more.")
 else:
     teach(
         "Nothing has been changed yet",

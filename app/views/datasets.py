@@ -137,8 +137,8 @@ def show_upload() -> None:
     """File, name and the press; the name is checked before anything is sent to the API."""
     token = st.session_state.setdefault("_dataset_upload", {"round": 0, "sent": None, "made": None, "sending": None})
     file = st.file_uploader(
-        f"File, up to {limit_mib()} MiB from the browser", _TYPES, key=f"dataset_file_{token['round']}",
-        max_upload_size=limit_mib(),
+        f"Drop a file here or choose one: up to {limit_mib()} MiB from the browser", _TYPES,
+        key=f"dataset_file_{token['round']}", max_upload_size=limit_mib(),
     )  # fmt: skip
     st.caption(
         f"{_FORMATS} Larger files, up to {number(settings().max_upload_mib)} MiB, go by the command line or HTTP."
@@ -172,8 +172,7 @@ def show_upload() -> None:
         if token["sending"] is not None:
             watch(token["sending"])
     show_faults("upload")
-    with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
-        elsewhere(_CLI, _HTTP)
+    elsewhere(_CLI, _HTTP)
 
 
 def show_report(report: DatasetReport) -> None:
@@ -312,8 +311,6 @@ def listing() -> None:
                 "No data set yet",
                 f"A data set is what a job learns from: questions and the answers you want. Upload a file: {_FORMATS} "
                 "It is checked row by row, and nothing is stored when it cannot be used.",
-                _CLI,
-                _HTTP,
             )
             return
         columns = [

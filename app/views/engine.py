@@ -18,6 +18,8 @@ from core.api.schemas import Doctor, Engine, Live, Part
 
 _ENGINE_TONES: dict[str, Tone] = {"ready": "good", "lost": "bad", "absent": "warn"}
 _EXAMINE = "_examine"
+# As `harli.toml` has it, and not Python.
+_WRITTEN = {"None": "not set", "True": "true", "False": "false"}
 _LEVELS: dict[str, Tone] = {"ok": "good", "note": "warn", "missing": "bad"}
 
 
@@ -32,7 +34,7 @@ def figures(now: Live) -> list[Tile]:
             "KV cache", percent(kv_share), "%",
             f"{number(second.kv_used)} / {number(second.kv_total)} tokens" if second else "", bar=(BarPart(kv_share),),
         ),
-        Tile("Solo step", number(now.engine.solo_itl_ms, 1), "ms", "median of decode alone, at its start"),
+        Tile("Decode step alone", number(now.engine.solo_itl_ms, 1), "ms", "median, measured at the start"),
         Tile("Parameters", number((now.engine.parameters or 0) / 1e6), "M", now.engine.dtype or ""),
         Tile("Running for", span(since) if since is not None else "–", "", now.engine.id or ""),
     ]  # fmt: skip
@@ -81,7 +83,7 @@ def show_live() -> None:
 
 
 def pairs(values: dict[str, str]) -> list[Row]:
-    return [Row(name, (cell(name), cell(value))) for name, value in values.items()]
+    return [Row(name, (cell(name), cell(_WRITTEN.get(value, value)))) for name, value in values.items()]
 
 
 def show_settings(engine: Engine) -> None:
@@ -154,8 +156,7 @@ with right:
     if of_platform():
         st.markdown("**Machine**")
         show_doctor()
-with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
-    elsewhere(
-        "harli doctor\nharli notices\nharli logs engine --follow",
-        "curl {api}/api/engine\ncurl {api}/api/parts\ncurl {api}/api/settings\ncurl {api}/metrics    # for Prometheus",
-    )
+elsewhere(
+    "harli doctor\nharli notices\nharli logs engine --follow",
+    "curl {api}/api/engine\ncurl {api}/api/parts\ncurl {api}/api/settings\ncurl {api}/metrics    # for Prometheus",
+)

@@ -76,7 +76,7 @@ def queue() -> None:
             jobs = leaf_through("jobs", lambda cursor: client().jobs(state, ROWS, cursor), of=chosen)
     if not jobs:
         if chosen != "all":
-            st.caption(f"No job is {chosen}.")
+            st.caption(f"No job is {chosen} now; `all` shows those in every state.")
             return
         teach(
             "No job yet",

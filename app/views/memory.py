@@ -7,13 +7,13 @@ import streamlit as st
 from app.ui import charts
 from app.ui.data import REFRESH_S, live, notices, telemetry
 from app.ui.page import elsewhere, heading, reading
+from app.ui.states import MEMORY_CODES
 from app.ui.table import Cell, Column, Row, cell, table
 from app.ui.text import number, percent, plain, size
 from app.ui.theme import colours
 from app.ui.tiles import BarPart, Tile, tiles
 from core.api.schemas import Memory, MemoryOwner, Notice
 
-_CODES = ("memory_granted", "memory_reclaimed", "kv_grows", "kv_shrinks")
 _WINDOWS = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600}
 
 
@@ -53,7 +53,7 @@ def owner_row(owner: MemoryOwner, capacity: int) -> Row:
     return Row(
         owner.name,
         (
-            Cell(owner.name),
+            Cell(owner.name.replace("kv cache", "KV cache").replace("job job-", "job-")),
             Cell(size(owner.bytes), f"{percent(share)} %", share=share),
             cell(size(owner.high_water_bytes)),
         ),
@@ -71,21 +71,23 @@ def show_now(seconds: int) -> None:
         now = live().now
     if now is None or now.memory is None:
         st.info(
-            "Nothing to share: the engine is not there, or its KV cache and finetuning have memory of their own "
-            "(`elastic_kv` of the engine's settings).",
+            "Nothing is shared now: either no engine runs (the **Engine** page says so), or its KV cache and "
+            "finetuning have memory of their own, which the engine's setting `elastic_kv` decides.",
             icon=":material/grid_off:",
         )
         return
     tiles(figures(now.memory, now.kv_used), key="memory_now", columns=5)
     with reading("the last minutes"):
         points = telemetry(seconds)
-    charts.chart("Who holds the memory", charts.memory(points, seconds, colours()), key="memory_map", height=260)
+    unit, _ = charts.memory_unit(points)
+    drawn = charts.memory(points, seconds, colours())
+    charts.chart("Who holds the memory", drawn, key="memory_map", height=260, note=unit)
     owners = [owner_row(owner, now.memory.capacity_bytes) for owner in now.memory.owners if owner.high_water_bytes]
     columns = [Column("Owner"), Column("Holds", end=True), Column("Most ever", end=True)]
     st.markdown("**Owners**")
     table(columns, owners, key="memory_owners", openable=False)
     with reading("what changed hands"):
-        changes = notices(*_CODES)
+        changes = notices(*MEMORY_CODES)
     st.markdown("**What changed hands**")
     if changes:
         rows = [notice_row(notice) for notice in changes]
@@ -94,11 +96,10 @@ def show_now(seconds: int) -> None:
         st.caption(plain("Nothing yet: a job takes memory when it begins, and serving takes it back under load."))
 
 
-heading("Memory", "KV cache and finetuning share one pool of pages; the KV cache comes first.")
+heading("Memory", "KV cache and finetuning share one arena of pages, and the KV cache comes first.")
 window = st.segmented_control(
     "Time shown", list(_WINDOWS), default="5 min", required=True, key="memory_window", bind="query-params",
     label_visibility="collapsed",
 )  # fmt: skip
 show_now(_WINDOWS[window])
-with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
-    elsewhere("harli notices", "curl {api}/api/live\ncurl '{api}/api/notices?code=memory_reclaimed&code=kv_grows'")
+elsewhere("harli notices", "curl {api}/api/live\ncurl '{api}/api/notices?code=memory_reclaimed&code=kv_grows'")

@@ -7,7 +7,7 @@ import streamlit as st
 from app.ui import charts
 from app.ui.data import REFRESH_S, client, live, telemetry
 from app.ui.page import heading, reading, teach
-from app.ui.states import PART_TONES, badge, job_tone, progress_cell
+from app.ui.states import MEMORY_CODES, PART_TONES, badge, job_tone, progress_cell
 from app.ui.table import Cell, Column, Row, Tone, cell, table
 from app.ui.text import ms, number, percent, plain, when
 from app.ui.theme import Colours, colours
@@ -16,6 +16,7 @@ from core.api.schemas import Job, Live, Notice, Part, TargetInForce, TelemetryPo
 
 _WINDOWS = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600}
 _JOBS_SHOWN = 4
+_NOTICES_SHOWN = 5
 _ACTIVE = ("running", "starting", "saving", "queued")
 
 
@@ -49,12 +50,14 @@ def figures(minute: TelemetryPoint, second: TelemetryPoint, target: TargetInForc
         ),
         Tile("Decode", number(minute.decode_tokens_s, 1), "tokens/s", f"{second.running} running"),
         Tile("Finetune", number(minute.finetune_tokens_s, 1), "tokens/s", second.paused_reason or "last minute"),
-        Tile("Batch", number(second.batch, 1), "", f"{second.waiting} waiting", help="Requests per decode step"),
+        Tile(
+            "Batch", number(second.batch, 1), "requests", f"{second.waiting} waiting", help="Requests per decode step"
+        ),
         Tile(
             "Device busy",
             percent(minute.busy_share),
             "%",
-            f"time: {percent(minute.decode_share)} decode · {percent(minute.finetune_share)} finetune",
+            f"decode {percent(minute.decode_share)} % · finetune {percent(minute.finetune_share)} %",
             help="How much of the device was in use in the last minute; and the share of its time that decode steps "
             "and finetuning took",
             bar=(BarPart(minute.decode_share, "decode"), BarPart(minute.finetune_share, "finetune")),
@@ -63,7 +66,7 @@ def figures(minute: TelemetryPoint, second: TelemetryPoint, target: TargetInForc
             "KV cache",
             percent(kv_share),
             "%",
-            f"{number(second.kv_used)} / {number(second.kv_total)}",
+            f"{number(second.kv_used)} / {number(second.kv_total)} tokens",
             help="Tokens held in the KV cache, of those that fit",
             bar=(BarPart(kv_share),),
         ),
@@ -81,7 +84,12 @@ def figures(minute: TelemetryPoint, second: TelemetryPoint, target: TargetInForc
 def show_plan(second: TelemetryPoint) -> None:
     """The plan in force, in words."""
     with st.container(border=True):
-        st.markdown("**Plan in force**")
+        st.markdown(
+            "**Plan in force**",
+            help="The policy that plans, and how it divides the device. A tasklet is the smallest piece of finetuning: "
+            "one layer forward or backward, the head, the optimizer; beside: while a decode step runs; after: in the "
+            "time that is left until the next one.",
+        )
         st.markdown(f"`{second.plan or 'none'}`")
         st.caption(
             f"{number(second.plan_after, 1)} tasklets after and {number(second.plan_beside, 1)} beside a decode step, "
@@ -121,16 +129,21 @@ def show_alerts(now: Live) -> None:
 
 
 def show_notices(notices: list[Notice]) -> None:
-    """What the engine has to say about itself, newest first."""
-    if notices:
+    """The last that the engine had to say about itself, newest first. What memory changed hands is on its own page."""
+    told = [notice for notice in notices if notice.code not in MEMORY_CODES][-_NOTICES_SHOWN:]
+    if told:
         st.markdown("**Notices**")
         tones: dict[str, Tone] = {"info": "idle", "warning": "warn", "error": "bad"}
         rows = [
             Row(
                 f"{notice.time.isoformat()} {notice.code}",
-                (Cell(notice.code, tone=tones[notice.level]), cell(notice.message), cell(notice.time)),
+                (
+                    Cell(notice.code.replace("_", " "), tone=tones[notice.level]),
+                    cell(notice.message),
+                    cell(notice.time),
+                ),
             )
-            for notice in reversed(notices)
+            for notice in reversed(told)
         ]
         table(
             [Column("Notice", "badge"), Column("What"), Column("When", "time", wide=True)],
@@ -214,8 +227,6 @@ def show_live(seconds: int) -> None:
     """Everything that moves. Each chart and strip keeps its key, so that it is updated in place."""
     with reading("the live figures"):
         now = live()
-        target = tightest(now, "itl")
-        drawn = options(seconds, colours(), target.ms if target else None)
     show_alerts(now)
     if now.engine.state == "absent" or now.now is None or now.window is None:
         teach(
@@ -227,22 +238,25 @@ def show_live(seconds: int) -> None:
         )
         show_parts(now.parts)
         return
+    target = tightest(now, "itl")
     tiles(figures(now.window, now.now, target), key="figures", columns=5)
+    with reading("the last minutes"):
+        drawn = options(seconds, colours(), target.ms if target else None)
     main, side = st.columns([2.3, 1], gap="medium")
     with main:
-        charts.chart("Inter-token latency", drawn["latency"], key="latency", height=250, note="decode only")
+        charts.chart("Inter-token latency", drawn["latency"], key="latency", height=250, note="ms, decode only")
         left, right = st.columns(2, gap="medium")
         with left:
-            charts.chart("Throughput", drawn["throughput"], key="throughput")
+            charts.chart("Throughput", drawn["throughput"], key="throughput", note="tokens/s")
         with right:
-            charts.chart("Device time", drawn["device"], key="device")
+            charts.chart("Device time", drawn["device"], key="device", note="%")
         left, middle, right = st.columns(3, gap="medium")
         with left:
-            charts.chart("Stalls and first tokens", drawn["stalls"], key="stalls", height=180)
+            charts.chart("Stalls and first tokens", drawn["stalls"], key="stalls", height=180, note="ms")
         with middle:
-            charts.chart("Batch", drawn["load"], key="load", height=180)
+            charts.chart("Batch", drawn["load"], key="load", height=180, note="requests")
         with right:
-            charts.chart("KV cache", drawn["kv_cache"], key="kv_cache", height=180)
+            charts.chart("KV cache", drawn["kv_cache"], key="kv_cache", height=180, note="% in use")
     with side:
         show_plan(now.now)
         with reading("the jobs"):

@@ -156,7 +156,7 @@ def present(minute: TelemetryPoint, targets: list[TargetInForce]) -> list[Tile]:
         tone: Literal["", "good", "bad"] = ""
         if comparable and target is not None and p99 is not None:
             tone = "good" if p99 <= target.ms else "bad"
-        note = f"p50 {ms(p50)} · target {ms(target.ms) if target else '–'}"
+        note = f"p50 {ms(p50)} · {f'target {ms(target.ms)}' if target else 'no target'}"
         strip.append(Tile(f"{_KINDS[kind][0]} p99 now", ms(p99), "ms", note, tone, _KINDS[kind][1]))
     strip.append(Tile("Finetune", number(minute.finetune_tokens_s, 1), "tokens/s", "what the targets leave room for"))
     strip.append(Tile("Stalls by prefill", ms(minute.stall_p99_ms), "ms p99", "no part of the ITL"))
@@ -301,10 +301,12 @@ def pick(value: float) -> None:
 
 def promise(found: Frontier, value: float) -> list[Tile]:
     """What a target would give, in figures."""
-    there = reading_off.at(found.points, value)
     now = found.now
-    gain = ""
-    if now is not None and now.finetune_tokens_s > 0:
+    in_force = now is not None and abs(value - now.target_ms) < 0.05
+    # The target in force was simulated itself; between the other points values are read off a line.
+    there = now if now is not None and in_force else reading_off.at(found.points, value)
+    gain = "as the target in force does" if in_force else ""
+    if now is not None and now.finetune_tokens_s > 0 and not in_force:
         gain = f"{100 * (there.finetune_tokens_s / now.finetune_tokens_s - 1):+,.0f} % against the target in force"
     return [
         Tile("Finetune would get", number(there.finetune_tokens_s, 1), "tokens/s", gain, help="At the present load"),
@@ -324,7 +326,10 @@ def show_frontier() -> None:
         if answer.error is not None:
             show_fault(Fault("Asking the simulator", answer.error))
         else:
-            st.caption("The simulator is asked about the present load; its first answer takes some seconds.")
+            st.caption(
+                "Here stands what finetuning would get under other ITL targets. The simulator works it out for the "
+                "present load; its first answer takes some seconds."
+            )
         return
     if found.missing is not None or not found.points:
         st.caption(f"No figures: {plain(found.missing or 'the simulator gave none')}.")
@@ -345,7 +350,8 @@ def show_frontier() -> None:
         measured = (found.now.target_ms, round(now.window.finetune_tokens_s, 2))
     option = charts.frontier(found.points, colours(), chosen_ms=value, now=found.now, measured=measured)
     basis = {"profile": "this machine's profile", "learnt": "what the engine has measured of itself"}
-    note = f"simulated with {found.policy}, {number(found.batch)} requests, from {basis.get(found.source, '')}"
+    requests = f"{number(found.batch)} request{'' if found.batch == 1 else 's'}"
+    note = f"tokens/s, simulated with {found.policy}, {requests}, from {basis.get(found.source, '')}"
     charts.chart("Finetune throughput against the target", option, key="frontier_chart", height=240, note=note)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("Take it into the form", key="take_target", icon=":material/south:", on_click=pick, args=(value,))
@@ -411,11 +417,10 @@ st.download_button(
     "Download the report", report, "harli-targets.html", "text/html", key="target_report", icon=":material/download:",
     on_click="ignore",
 )  # fmt: skip
-with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
-    elsewhere(
-        "harli targets show\nharli targets set itl=80 acme/itl=60 'itl=150 sat,sun Europe/Berlin'\n"
-        "harli targets frontier\nharli notices --code guard",
-        "curl {api}/api/targets\ncurl {api}/api/frontier\n"
-        "curl -X PUT {api}/api/targets -H 'content-type: application/json' \\\n"
-        '  -d \'{"version": 1, "targets": [{"kind": "itl", "ms": 80}]}\'',
-    )
+elsewhere(
+    "harli targets show\nharli targets set itl=80 acme/itl=60 'itl=150 sat,sun Europe/Berlin'\n"
+    "harli targets frontier\nharli notices --code guard",
+    "curl {api}/api/targets\ncurl {api}/api/frontier\n"
+    "curl -X PUT {api}/api/targets -H 'content-type: application/json' \\\n"
+    '  -d \'{"version": 1, "targets": [{"kind": "itl", "ms": 80}]}\'',
+)

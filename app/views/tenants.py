@@ -11,7 +11,7 @@ from app.ui.data import client
 from app.ui.identity import me
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults
 from app.ui.table import Cell, Column, Row, cell, table
-from app.ui.text import plain, when
+from app.ui.text import day, plain
 from core.api.tenant_schemas import Role, Scope, Tenant, Token, User
 
 _CLI = (
@@ -20,7 +20,7 @@ _CLI = (
 )
 _HTTP = (
     "curl {api}/api/tokens -H 'content-type: application/json' \\\n"
-    "  -d '{\"name\": \"ci\", \"scopes\": [\"jobs\", \"datasets\"], \"expires_in_days\": 90}'"
+    '  -d \'{"name": "ci", "scopes": ["jobs", "datasets"], "expires_in_days": 90}\''
 )
 _ROLES = "A **viewer** looks, an **operator** changes data sets, jobs and adapters, an **admin** also these lists."
 
@@ -32,7 +32,7 @@ def token_row(token: Token) -> Row:
     if token.revoked_at is not None:
         state = Cell("revoked", tone="bad")
     elif token.expires_at is not None:
-        state = Cell("valid", f"until {when(token.expires_at)}", "good")
+        state = Cell("valid", f"until {day(token.expires_at)}", "good")
     else:
         state = Cell("valid", tone="good")
     return Row(
@@ -42,7 +42,7 @@ def token_row(token: Token) -> Row:
             state,
             cell(token.user, token.tenant),
             cell(", ".join(token.scopes) or "reads only"),
-            cell(token.last_used_at),
+            cell(token.last_used_at, "" if token.last_used_at else "never"),
             cell(token.created_at),
         ),
     )
@@ -61,7 +61,7 @@ def make_token() -> None:
         state["_made_token"] = made.token
 
     state.pop("_made_token", None)
-    attempt("Making the token", make, "Token made", place="token")
+    attempt("Creating the token", make, "Token created", place="token")
 
 
 def show_new_token(users: list[User]) -> None:
@@ -72,14 +72,14 @@ def show_new_token(users: list[User]) -> None:
         st.markdown("**New token**")
         st.text_input("What it is for", key="token_name", max_chars=120, placeholder="ci")
         st.selectbox("User", ids, format_func=lambda key: named[key], key="token_user")
-        st.checkbox("May change all that its user may", value=True, key="token_all")
-        st.multiselect("Else these areas (none: it only reads)", get_args(Scope), key="token_scopes")
+        st.checkbox("It may change all that its user may", value=True, key="token_all")
+        st.multiselect("Otherwise these areas (none: it only reads)", get_args(Scope), key="token_scopes")
         st.number_input("Days until it expires", 1, 3650, 90, key="token_days")
-        st.form_submit_button("Make it", type="primary", on_click=make_token)
+        st.form_submit_button("Create token", type="primary", on_click=make_token)
     made = st.session_state.get("_made_token")
     if made:
         st.success("Copy it now: it is not kept and cannot be shown again.", icon=":material/key:")
-        st.code(made, language=None)
+        st.code(made, language=None, wrap_lines=True)
     show_faults("token")
 
 
@@ -96,9 +96,9 @@ def show_tokens() -> None:
     with left:
         columns = [
             Column("Token"), Column("State", "badge"), Column("User"), Column("May change", wide=True),
-            Column("Last used", "time"), Column("Made", "time", wide=True),
+            Column("Last used", "time"), Column("Created", "time", wide=True),
         ]  # fmt: skip
-        chosen = _chosen("tokens", columns, [token_row(token) for token in tokens])
+        chosen = _chosen("tokens", columns, [token_row(token) for token in tokens], "Press a token to revoke it.")
         token = next((token for token in tokens if token.id == chosen), None)
         if token is not None and token.revoked_at is None:
             confirm(
@@ -122,9 +122,9 @@ def make_user() -> None:
     state = st.session_state
     name = state["user_name"].strip()
     attempt(
-        f"Making user {name}",
+        f"Creating user {name}",
         lambda: client().create_user(name, state["user_role"], state["user_tenant"]),
-        f"User {name} made; make a token for it",
+        f"User {name} created; create a token for it under Tokens",
         place="user",
     )
 
@@ -139,9 +139,7 @@ def show_user(user: User) -> None:
         role = st.selectbox(
             f"Role of {user.name}", get_args(Role), get_args(Role).index(user.role), key=f"role_{user.id}", width=180
         )
-        st.button(
-            "Set role", key="set_role", disabled=role == user.role, on_click=lambda: change_user(user, role=role)
-        )
+        st.button("Set role", key="set_role", disabled=role == user.role, on_click=lambda: change_user(user, role=role))
         if user.disabled:
             st.button("Enable", key="enable", on_click=lambda: change_user(user, disabled=False))
         else:
@@ -164,16 +162,17 @@ def show_users() -> None:
         st.selectbox("Role", get_args(Role), 1, key="user_role")
         names = sorted((tenant.name for tenant in tenants), key=lambda name: name != me().tenant)
         st.selectbox("Tenant", names, key="user_tenant")
-        st.form_submit_button("Make it", type="primary", on_click=make_user)
+        st.form_submit_button("Create user", type="primary", on_click=make_user)
         st.caption(_ROLES)
     with right:
         show_faults("user")
     with left:
         columns = [
             Column("User"), Column("State", "badge"), Column("Role"), Column("Tenant"),
-            Column("Made", "time", wide=True),
+            Column("Created", "time", wide=True),
         ]  # fmt: skip
-        chosen = _chosen("users", columns, [user_row(user) for user in users])
+        press = "Press a user to change the role, or to disable the user."
+        chosen = _chosen("users", columns, [user_row(user) for user in users], press)
         user = next((user for user in users if user.id == chosen), None)
         if user is not None:
             show_user(user)
@@ -190,9 +189,9 @@ def tenant_row(tenant: Tenant) -> Row:
 def make_tenant() -> None:
     name = st.session_state["tenant_name"].strip()
     attempt(
-        f"Making tenant {name}",
+        f"Creating tenant {name}",
         lambda: client().create_tenant(name),
-        f"Tenant {name} made; give it users",
+        f"Tenant {name} created; give it users under Users",
         place="tenant",
     )
 
@@ -211,12 +210,13 @@ def show_tenants() -> None:
             with st.form("new_tenant"):
                 st.markdown("**New tenant**")
                 st.text_input("Name", key="tenant_name", max_chars=63, placeholder="acme")
-                st.form_submit_button("Make it", type="primary", on_click=make_tenant)
+                st.form_submit_button("Create tenant", type="primary", on_click=make_tenant)
                 st.caption("What a tenant has, others neither see nor find; adapters' names are unique among all.")
         show_faults("tenant")
     with left:
-        columns = [Column("Tenant"), Column("State", "badge"), Column("Made", "time")]
-        chosen = _chosen("tenants", columns, [tenant_row(tenant) for tenant in tenants])
+        columns = [Column("Tenant"), Column("State", "badge"), Column("Created", "time")]
+        press = "Press a tenant to see its quota, or to suspend it."
+        chosen = _chosen("tenants", columns, [tenant_row(tenant) for tenant in tenants], press)
         tenant = next((tenant for tenant in tenants if tenant.name == chosen), None)
         if tenant is None:
             return
@@ -224,7 +224,7 @@ def show_tenants() -> None:
         if not mine.platform_admin:
             return
         if tenant.suspended:
-            st.button("Let it go on", key="restore", on_click=lambda: suspend(tenant, False))
+            st.button("End the suspension", key="restore", on_click=lambda: suspend(tenant, False))
         elif tenant.name != mine.tenant:
             confirm(
                 "Suspend",
@@ -238,13 +238,15 @@ def show_tenants() -> None:
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def _chosen(name: str, columns: list[Column], rows: list[Row]) -> str | None:
-    """Draw a table; the id of the row that was pressed last."""
+def _chosen(name: str, columns: list[Column], rows: list[Row], press: str) -> str | None:
+    """Draw a table; the id of the row that was pressed last. `press` says what pressing one is for."""
     key = f"_chosen_{name}"
     st.session_state[key] = table(columns, rows, key=name, selected=st.session_state.get(key)) or st.session_state.get(
         key
     )
     chosen: str | None = st.session_state[key]
+    if chosen is None:
+        st.caption(press)
     return chosen
 
 
@@ -254,5 +256,4 @@ view = st.segmented_control(
     label_visibility="collapsed",
 )  # fmt: skip
 {"Tokens": show_tokens, "Users": show_users, "Tenants": show_tenants}[view]()
-with st.expander("From a shell or over HTTP", icon=":material/terminal:"):
-    elsewhere(_CLI, _HTTP)
+elsewhere(_CLI, _HTTP)

@@ -9,7 +9,7 @@ import pytest
 
 from app.ui import charts
 from app.ui.theme import Colours
-from core.api.schemas import JobMetric, TelemetryPoint
+from core.api.schemas import JobMetric, Memory, MemoryOwner, TelemetryPoint
 
 PALETTE = Colours("#1", "#2", "#3", "#4", "#5", "#6", ())
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -63,8 +63,25 @@ def test_kv_cache_without_a_size_is_not_drawn() -> None:
     assert charts.kv_cache([point(0)], 60, PALETTE)["series"][0]["data"][0][1] is None
 
 
+def arena(capacity: int, kv: int, job: int) -> Memory:
+    owners = [
+        MemoryOwner(name=name, bytes=held, high_water_bytes=held) for name, held in (("kv cache", kv), ("job 1", job))
+    ]
+    sizes = {"page_bytes": 2**21, "capacity_bytes": capacity, "used_bytes": kv + job, "high_water_bytes": capacity}
+    return Memory(**sizes, kept_bytes=0, kv_tokens=1, kv_most_tokens=1, owners=owners)
+
+
+@pytest.mark.parametrize(("unit", "size"), [("MiB", 2**20), ("GiB", 2**30)])
+def test_the_map_of_memory_ends_at_all_of_it_in_a_unit_that_suits(unit: str, size: int) -> None:
+    points = [point(0, memory=arena(100 * size, 60 * size, 30 * size))]
+    assert charts.memory_unit(points) == (unit, size)
+    option = charts.memory(points, 60, PALETTE)
+    assert [series(option, name)["data"][0][1] for name in ("KV cache", "finetuning")] == [60.0, 30.0]
+    assert option["yAxis"]["max"] == 100.0
+
+
 def test_charts_of_nothing_have_axes() -> None:
-    for make in (charts.throughput, charts.device, charts.stalls, charts.load, charts.kv_cache):
+    for make in (charts.throughput, charts.device, charts.stalls, charts.load, charts.kv_cache, charts.memory):
         assert make([], 60, PALETTE)["xAxis"]["type"] == "time"
 
 

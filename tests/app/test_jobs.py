@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from core.api.schemas import Dataset, Job
-from tests.app.browser import NewPage, choose, follow, tile, visit
+from tests.app.browser import NewPage, choose, follow, shoot, tile, visit
 from tests.app.conftest import Backstage
 from tests.stack import until
 
@@ -186,6 +186,8 @@ def test_a_waiting_job_says_why_and_can_be_moved_up(page: Page, quiet: Backstage
     page.get_by_role("button", name="Top", exact=True).click()
     expect(page.get_by_text("Number 1 in the queue")).to_be_visible()
     visit(page, f"{quiet.url}/jobs", "Jobs")
+    expect(page.get_by_role("button", name=f"Open {third.name}")).to_be_visible()
+    shoot(page, "jobs")
     page.get_by_text("Order of 2 waiting jobs").click()
     page.get_by_role("button", name="Down", exact=True).first.click()
     until(lambda: quiet.client.job_queue()[1].id == second.id, 10, "the new order")

@@ -110,6 +110,15 @@ def move_the_target(page: Page, client: Client) -> None:
     client.set_targets(before.targets)
 
 
+def look_at_the_memory(page: Page) -> None:
+    """Who holds the engine's memory while a job trains beside requests."""
+    follow(page, "Memory")
+    page.get_by_role("radio", name="1 min").click()
+    expect(tile(page, "Finetuning").locator(".value")).to_have_text(re.compile(r"^[1-9]"))
+    expect(page.locator("canvas")).to_have_count(1)
+    shoot(page, "memory")
+
+
 def look_at_the_overview(page: Page, client: Client, job: Job) -> None:
     follow(page, "Overview")
     page.get_by_role("radio", name="1 min").click()
@@ -124,12 +133,17 @@ def read_the_frontier(page: Page, client: Client) -> None:
     """What a looser target would give, from what the engine has learnt of itself while it trained."""
     until(lambda: client.frontier().source == "learnt", _JOB_S, "the engine to know itself", pause_s=1.0)
     follow(page, "Targets")
+    page.get_by_role("button", name="Take the stored ones").click()
+    expect(page.get_by_text("The targets were changed elsewhere")).to_have_count(0)
     expect(page.get_by_text("Finetune throughput against the target")).to_be_visible(timeout=_LONG_MS)
     expect(tile(page, "Finetune would get").locator(".value")).to_have_text(re.compile(r"\d"))
     shoot(page, "targets")
     follow(page, "Engine")
     expect(page.get_by_text("tasklet_slices").first).to_be_visible()
     shoot(page, "engine")
+    follow(page, "Alerts")
+    expect(page.get_by_text("engine-down").first).to_be_visible()
+    shoot(page, "alerts")
 
 
 def wait_for_the_end(page: Page, client: Client, job: Job) -> Job:
@@ -166,6 +180,7 @@ def test_from_a_file_to_an_adapter_that_answers(page: Page, stack: Stack, traffi
     job = submit(page, stack.client)
     first = watch_the_loss_fall(page)
     move_the_target(page, stack.client)
+    look_at_the_memory(page)
     look_at_the_overview(page, stack.client, job)
     ended = wait_for_the_end(page, stack.client, job)
     read_the_frontier(page, stack.client)

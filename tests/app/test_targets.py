@@ -60,7 +60,7 @@ def test_a_target_that_is_switched_off_is_dropped(page: Page, restored: Backstag
     switch(page, "TPOT")
     expect(page.get_by_label("TPOT target, ms")).to_be_disabled()
     page.get_by_role("button", name="Apply").click()
-    expect(tile(page, "TPOT p99 now")).to_contain_text("target –")
+    expect(tile(page, "TPOT p99 now")).to_contain_text("no target")
     assert in_store(restored) == {"itl": (70.0, 0.99)}
 
 

@@ -21,7 +21,7 @@ def test_a_token_is_made_shown_once_used_and_revoked(backstage: Backstage, page:
     page.get_by_label("What it is for").fill("reading-room")
     page.get_by_role("combobox", name="User").click()
     page.get_by_role("option", name="ann · acme").click()
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Create token").click()
     shown = page.get_by_test_id("stCode").filter(has_text="harli_").first
     expect(shown).to_be_visible()
     token = shown.inner_text().strip()

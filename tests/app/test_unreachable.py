@@ -66,4 +66,5 @@ def test_pages_recover_when_the_api_comes_up(
             expect(page.get_by_text("engine not there yet")).to_be_visible()
             follow(page, "Jobs")
             expect(page.get_by_text("No job yet")).to_be_visible()
+            page.get_by_text("From a shell or over HTTP").click()
             expect(page.get_by_text("harli submit --dataset")).to_be_visible()
