@@ -241,6 +241,30 @@ def test_the_report_counts_each_reason_and_keeps_three_examples(inbox: Inbox) ->
     )
 
 
+def test_a_file_without_a_good_row_has_three_places_of_every_reason(inbox: Inbox) -> None:
+    error = inbox.refused(jsonl(*[pair("One?", None)] * 5, *[pair("One?", ["Two."])] * 4))
+    assert "Faulty rows: 9 of 9 (5 missing_field, 4 wrong_type)" in error.message
+    assert error.report is not None
+    assert [(found.count, [place.split(":")[0] for place in found.examples]) for found in error.report.findings] == [
+        (5, ["line 1", "line 2", "line 3"]), (4, ["line 6", "line 7", "line 8"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"prompt": "One?", "completion": "Two."}'),
+        ("a.json", '[{"prompt": "One?", "completion": "Two."}]'),
+        ("a.csv", "prompt,completion\nOne?,Two.\n"),
+        ("a.txt", "One?\nTwo.\n"),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_what_it_stands_before(inbox: Inbox, name: str, content: str) -> None:
+    for data in (b"\xef\xbb\xbf" + content.encode(), gzip.compress(b"\xef\xbb\xbf" + content.encode())):
+        inbox.take(data, name)
+        assert inbox.messages()[0][0][1] == "One?"
+
+
 def test_a_type_that_changes_is_told_with_both_types(inbox: Inbox) -> None:
     error = inbox.refused(jsonl(pair(), pair("One?", {"text": "Two."}), pair("One?", ["Two."]), pair("One?", True)))
     assert error.report is not None
