@@ -42,7 +42,8 @@ def _verdict(results: dict[str, Any]) -> str:
     found = results["table"]["verdict"]
     cells, below, broken = found["cells"], found["below_97_percent"], found["target_not_held_though_solo_does"]
     text = f"In {cells - len(below)} of {cells} cells `hybrid` trains at least 97 % of what any other policy that "
-    text += f"holds the target trains; the median is {found['median_ratio']:.2f} times the best of them. "
+    text += f"holds the target trains; it is {found['worst'][0]['ratio']:.2f} times the best of them at the least, "
+    text += f"{found['median_ratio']:.2f} times at the median. "
     if below:
         listed = ", ".join(f"{_cell_name(one)} ({100 * one['ratio']:.0f} % of {one['rival']})" for one in below)
         text += f"It is short in: {listed}. "
