@@ -56,6 +56,9 @@ class JobRecord(Owned, Base):
         Index(None, "state", "seq"),
         {"sqlite_autoincrement": True},
     )
+    __figures__ = frozenset(
+        {"step", "epoch", "loss", "first_loss", "eval_loss", "best_step", "best_loss", "tokens", "counted_tokens"}
+    )
 
     seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     id: Mapped[str] = mapped_column(String(40), unique=True)

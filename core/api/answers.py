@@ -18,8 +18,8 @@ from core.control.principal import Principal
 from db.scope import Scope
 from db.store import Store
 
-# How long a change by the clock, or one made by another API process, may go unnoticed; one of this process is noticed
-# at once.
+# How long figures that come by themselves, and changes made by another API process, may go unnoticed; one of this
+# process is noticed at once.
 _KEPT_S = 0.25
 # Made at a time; more threads would only take the interpreter from one another.
 _AT_ONCE = 4

@@ -96,6 +96,24 @@ def test_listeners_hear_which_tables_were_written_to(store: Store) -> None:
     ]
 
 
+def test_what_a_running_job_reports_of_itself_is_no_news_and_its_state_is(store: Store) -> None:
+    heard: list[frozenset[str]] = []
+    with store.write() as session:
+        session.add(
+            jobs.JobRecord(
+                id="job-1", name="one", state="running", spec={}, dataset_id="ds-1", dataset_name="rows",
+                adapter_name="bot", created_at=now(), state_since=now(),
+            )
+        )  # fmt: skip
+    store.on_commit(heard.append)
+    for change in ({"step": 3, "loss": 1.5}, {"step": 4, "state": "paused"}):
+        with store.write() as session:
+            job = jobs.find(session, "job-1")
+            for name, value in change.items():
+                setattr(job, name, value)
+    assert heard == [set(), {"jobs"}]
+
+
 def test_foreign_keys_and_checks_are_enforced(store: Store) -> None:
     with pytest.raises(IntegrityError), store.write() as session:
         session.add(jobs.JobEventRecord(job_id="missing", time=now(), kind="x", message=""))

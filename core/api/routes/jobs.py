@@ -14,7 +14,7 @@ from core.control import comparison, jobs, outlook, queue
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 Rows = Annotated[int, Query(ge=1, le=10_000)]
 # What a page is made of, with the reasons why jobs wait.
-_TABLES = frozenset({"jobs", "engines", "quotas", "finetune_usage"})
+_TABLES = frozenset({"jobs", "engines", "quotas"})
 
 
 @router.post(
