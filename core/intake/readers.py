@@ -25,7 +25,8 @@ from core.intake.stream import MAX_EXPANDED_BYTES, Stream, too_expanded
 
 BLOCK_BYTES = 2 << 20
 BLOCK_ROWS = 4096
-MAX_RECORD_BYTES = 64 << 20
+# Several million tokens, far beyond the largest micro-batch; what a record becomes in memory is many times its text.
+MAX_RECORD_BYTES = 16 << 20
 BOM = b"\xef\xbb\xbf"
 _LINE_BREAK = 10
 _BATCH_BYTES = 64 << 20

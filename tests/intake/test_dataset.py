@@ -172,6 +172,27 @@ def test_a_row_of_two_megabytes_is_accepted(inbox: Inbox) -> None:
         assert inbox.messages()[-1][1] == ("assistant", long)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
+def test_a_row_that_no_job_could_hold_is_refused_before_it_takes_memory(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 1 << 20)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 1 << 18)
+    field_limit = csv.field_size_limit(1 << 20)
+    long = "x" * (3 << 20)
+    try:
+        if name == "a.parquet":
+            pq.write_table(pa.Table.from_pylist([pair("Long?", long)]), inbox.folder / "made")
+            error = inbox.refused((inbox.folder / "made").read_bytes(), name)
+        else:
+            record = pair("Long?", long)
+            content = {"a.jsonl": jsonl(record), "a.json": json.dumps([record])}
+            error = inbox.refused(content.get(name, f"prompt,completion\nLong?,{long}\n"), name)
+    finally:
+        csv.field_size_limit(field_limit)
+    assert error.code == ("broken_csv" if name == "a.csv" else "record_too_large")
+
+
 # ---- mapping ---------------------------------------------------------------------------------------------------------
 
 
