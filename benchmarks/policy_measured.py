@@ -32,7 +32,8 @@ def measured(bench: Bench, say: Callable[[str], None]) -> dict[str, Any]:
     on = machine(str(RESULTS / "frontier_profile.json"))
     program = Program(on.device, head_parts=HEAD_PARTS)
     recorded = json.loads((RESULTS / "frontier.json").read_text())["rows"]
-    rows, fixed = [], []
+    rows: list[dict[str, Any]] = []
+    fixed: list[dict[str, Any]] = []
     for row in recorded:
         if row["policy"] in POLICIES and row["target_ms"]:
             runs = [_run(on, program, row, bind(row["policy"]), row["target_ms"], seed) for seed in SEEDS]
@@ -76,7 +77,7 @@ def _tokens_error(row: dict[str, Any]) -> float:
 
 
 def _worst(row: dict[str, Any]) -> float:
-    return max(abs(row["simulated_p50_ms"] / row["p50_ms"] - 1), _tokens_error(row))
+    return max(float(abs(row["simulated_p50_ms"] / row["p50_ms"] - 1)), _tokens_error(row))
 
 
 def _behind(recorded: Sequence[dict[str, Any]]) -> dict[str, float]:
