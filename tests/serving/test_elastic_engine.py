@@ -37,12 +37,6 @@ def batch(engine: Engine) -> list[list[int]]:
     return [one["output_ids"] for one in answer.json()]
 
 
-def may_become_long(engine: Engine, prompt: list[int]) -> bool:
-    """A request that may get 3,500 tokens and ends with its first; whether it was answered."""
-    sampling = {"temperature": 0.0, "max_new_tokens": 3500, "stop_token_ids": list(range(49_152))}
-    return engine.http.post("/generate", json={"input_ids": prompt, "sampling_params": sampling}).is_success
-
-
 def test_the_kv_cache_shrinks_to_a_quarter_for_a_job_and_grows_back_under_load(
     engine: Engine, captain: Path, tmp_path: Path
 ) -> None:
@@ -65,13 +59,6 @@ def test_the_kv_cache_shrinks_to_a_quarter_for_a_job_and_grows_back_under_load(
         answers = [clients.submit(generate, engine.http, prompt, 8, None) for prompt in LONG]
         engine.until(lambda m: isinstance(m, EngineNotice) and m.code == "memory_reclaimed")
         assert [len(answer.result()) for answer in answers] == [8] * len(LONG)
-
-    # Requests that may become so long that SGLang takes them up only with all of the memory: the job's state is away.
-    with ThreadPoolExecutor(len(LONG)) as clients:
-        asked = [clients.submit(may_become_long, engine, prompt) for prompt in LONG]
-        engine.until(lambda m: isinstance(m, EngineNotice) and "host memory" in m.message)
-        memory(engine, lambda view: of_jobs(view) == 0)
-        assert all(answer.result() for answer in asked)
     engine.update("metric", job.job_id)  # and the job goes on where its last step ended
     assert batch(engine) == alone
 
