@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -35,6 +35,7 @@ from core.link.transport import EngineEnd
 from core.policy import bind
 from core.policy.types import WHOLE, Layout, Predictor, StepPlan, StepState, TaskletKind
 from core.predictor.moving import MovingPredictor
+from core.predictor.two_stage import TwoStagePredictor
 from core.runtime.clock import StepClock
 from core.runtime.executor import Executor, Size
 from core.runtime.guard import Guard
@@ -45,6 +46,9 @@ from core.runtime.profiles import Profiling
 from core.runtime.profiling import Profiler
 from core.runtime.report import Interval
 from core.runtime.work import Work
+
+if TYPE_CHECKING:
+    from core.runtime.gpu_watch import GpuWatch
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +88,7 @@ class Prepared:
 
     queued: None where tasklets run eagerly between two steps; profiling: None where nothing is profiled, and the
     predictor learns from what it sees; memory: None where KV cache and job have memory of their own; announced: called
-    when nothing of the engine's own is decoded or trained any more; sm_share: of a GPU's SMs that were busy lately.
+    when nothing of the engine's own is decoded or trained any more; gpu: None where there is none.
     """
 
     hello: Hello
@@ -94,7 +98,7 @@ class Prepared:
     profiling: Profiling | None = None
     memory: Broker | None = None
     announced: Callable[[], None] = lambda: None
-    sm_share: Callable[[], float | None] = lambda: None
+    gpu: GpuWatch | None = None
 
 
 class Runtime:
@@ -512,6 +516,7 @@ class Runtime:
         )
 
     def _report(self, now: float) -> None:
+        self._mind_the_clock()
         load = self._load
         plan = self._interval.last_plan
         pauses, held_s = self._guard.take(now)
@@ -520,7 +525,7 @@ class Runtime:
                 now,
                 engine_id=self._engine.hello.engine_id,
                 device=self._engine.device,
-                sm_share=self._engine.sm_share(),
+                sm_share=self._engine.gpu.share if self._engine.gpu is not None else None,
                 policy=self._policy_name,
                 latencies=self._clock.take(),
                 running=len(load.running),
@@ -544,6 +549,13 @@ class Runtime:
             self._tell_learnt()
         if (news := self._guard.news(now, pauses, held_s, job=self._job is not None)) is not None:
             self._notice(*news)
+
+    def _mind_the_clock(self) -> None:
+        """At another clock a fitted predictor is wrong until it has corrected itself; one that only averages what it
+        sees follows anyway."""
+        change = self._engine.gpu.take_change() if self._engine.gpu is not None else ""
+        if change and isinstance(self._predictor, TwoStagePredictor):
+            self._predictor.distrust(change)
 
     def _tell_learnt(self) -> None:
         """What a predictor without a profile knows by now; what-if questions are answered from it."""

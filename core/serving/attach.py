@@ -64,12 +64,12 @@ class Attachment:
         self._policy = settings.finetune.policy or ("hybrid" if self._queue is not None else "tasklet_slices")
         hello = self._hello(settings, device)
         link = EngineEnd(settings.resolved_link_url, hello.engine_id)
-        use = None
+        watch = None
         if device.type == "cuda":
-            from core.runtime.sm_use import SmUse
+            from core.runtime.gpu_watch import GpuWatch
 
-            use = SmUse(device.index or 0)
-            use.start()
+            watch = GpuWatch(device.index or 0)
+            watch.start()
         self.runtime = Runtime(
             Prepared(
                 hello=hello,
@@ -78,7 +78,7 @@ class Attachment:
                 queued=self._queue.queued if self._queue is not None else None,
                 profiling=self._queue.profiling if self._queue is not None else None,
                 memory=self._broker,
-                sm_share=(lambda: use.share) if use is not None else lambda: None,
+                gpu=watch,
                 announced=self._queue.give_memory_back if self._queue is not None else lambda: None,
             ),
             link,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 from tests.machine import ROOT, chromium
@@ -98,8 +96,7 @@ def choose(page: Page, label: str, option: str) -> None:
 
 
 def shoot(page: Page, name: str) -> None:
-    """Keep a picture of the whole page in docs/screenshots, when HARLI_SCREENSHOTS is set; 256 colours are enough for
-    what is mostly text, and make it a third as large."""
+    """Keep a picture of the whole page in docs/screenshots, when HARLI_SCREENSHOTS is set."""
     if not os.environ.get("HARLI_SCREENSHOTS"):
         return
     expect(page.get_by_test_id("stToast")).to_have_count(0)
@@ -111,7 +108,5 @@ def shoot(page: Page, name: str) -> None:
     page.wait_for_timeout(1500)
     # Where this checkout lies is nobody's business.
     places = page.get_by_text(str(ROOT))
-    picture = Image.open(BytesIO(page.screenshot(mask=[places], mask_color="#dfe3ea")))
-    colours = {"method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
-    picture.convert("RGB").quantize(256, **colours).save(folder / f"{name}.png", optimize=True)
+    page.screenshot(path=folder / f"{name}.png", mask=[places], mask_color="#dfe3ea")
     page.set_viewport_size({"width": size["width"], "height": size["height"]})

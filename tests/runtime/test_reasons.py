@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from core.api.schemas import TelemetryPoint
 from core.link.messages import Telemetry
+from core.predictor.two_stage import TwoStagePredictor
+from core.runtime.gpu_watch import GpuWatch
 from core.telemetry import interval
+from tests.predictor import synthetic
+from tests.runtime.test_gpu_watch import Nvml, clocked
 from tests.runtime.test_runtime import Bench, bench, target
 
 __all__ = ["bench"]
@@ -49,6 +54,18 @@ def test_predictions_that_are_stale_are_told_with_how_many_bounds_were_missed(be
     found = point(bench, bench.decode)
     assert found.paused_reason is not None and "outlasted their bound" in found.paused_reason
     assert found.plan_reason == found.paused_reason
+
+
+def test_a_clock_that_changes_pauses_finetuning_until_what_was_fitted_holds_again(bench: Bench) -> None:
+    driver = Nvml()
+    watch = GpuWatch(0, driver)
+    running(bench)
+    bench.runtime._engine = replace(bench.runtime._engine, gpu=watch)
+    bench.runtime._predictor = TwoStagePredictor(synthetic.profile())
+    clocked(watch, driver, 1980, 1980, 1200, 1200)
+    point(bench, bench.decode)  # looks at the clock
+    found = point(bench, bench.decode)
+    assert found.paused_reason == "the SMs' clock went from 1980 to 1200 MHz"
 
 
 def test_finetuning_that_yields_to_a_prompt_says_so(bench: Bench) -> None:

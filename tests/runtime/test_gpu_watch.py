@@ -1,4 +1,4 @@
-"""Facts about how busy a GPU is said to be."""
+"""Facts about what a GPU is said to do: how busy it is, and that its clock has changed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import pynvml
 import pytest
 import torch
 
+from core.runtime.gpu_watch import GpuWatch
 from core.runtime.report import busy_share
-from core.runtime.sm_use import SmUse
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 class Nvml:
-    """A driver whose counter of busy SMs the test moves; NVML's own structures."""
+    """A driver whose counter of busy SMs and clock the test moves; NVML's own structures."""
 
     NVMLError = pynvml.NVMLError
     NVML_GPM_METRICS_GET_VERSION = pynvml.NVML_GPM_METRICS_GET_VERSION
     NVML_GPM_METRIC_SM_UTIL = pynvml.NVML_GPM_METRIC_SM_UTIL
+    NVML_CLOCK_SM = pynvml.NVML_CLOCK_SM
     c_nvmlGpmMetricsGet_t = pynvml.c_nvmlGpmMetricsGet_t
 
     def __init__(self, supported: bool = True) -> None:
         self._supported, self.counter = supported, 0.0
+        self.mhz, self.working = 1980, 100
         self._seen: dict[int, float] = {}
 
     def nvmlInit(self) -> None: ...
@@ -44,6 +46,13 @@ class Nvml:
     def nvmlGpmSampleGet(self, device: int, sample: Any) -> None:
         self._seen[pynvml.addressof(sample.contents)] = self.counter
 
+    def nvmlDeviceGetUtilizationRates(self, device: int) -> Any:
+        return SimpleNamespace(gpu=self.working)
+
+    def nvmlDeviceGetClockInfo(self, device: int, kind: int) -> int:
+        assert kind == pynvml.NVML_CLOCK_SM
+        return self.mhz
+
     def nvmlGpmMetricsGet(self, asked: Any) -> None:
         assert (asked.version, asked.numMetrics, asked.metrics[0].metricId) == (1, 1, 2)
         before, now = (self._seen[pynvml.addressof(s.contents)] for s in (asked.sample1, asked.sample2))
@@ -52,19 +61,54 @@ class Nvml:
 
 def test_the_share_is_of_the_time_between_two_looks() -> None:
     driver = Nvml()
-    use = SmUse(0, driver)
-    assert use.share is None
+    watch = GpuWatch(0, driver)
+    assert watch.share is None
     for counter, share in ((40.0, 0.4), (65.0, 0.25), (65.0, 0.0)):
         driver.counter = counter
-        use.look()
-        assert use.share == share
+        watch.look()
+        assert watch.share == share
 
 
-@pytest.mark.parametrize(("driver", "index"), [(Nvml(supported=False), 0), (Nvml(), 1)])
-def test_a_device_that_cannot_tell_is_let_be(driver: Nvml, index: int) -> None:
-    use = SmUse(index, driver)
-    use.start()
-    assert use.share is None
+def test_a_device_that_cannot_tell_its_busy_sms_tells_its_clock() -> None:
+    driver = Nvml(supported=False)
+    watch = GpuWatch(0, driver)
+    clocked(watch, driver, 1980, 1980, 1200, 1200)
+    assert watch.share is None
+    assert "1200" in watch.take_change()
+
+
+def test_a_device_that_is_not_there_is_let_be() -> None:
+    watch = GpuWatch(1, Nvml())
+    watch.start()
+    assert (watch.share, watch.take_change()) == (None, "")
+
+
+def clocked(watch: GpuWatch, driver: Nvml, *mhz: int, working: int = 100) -> None:
+    """Looks at a device that runs at these clocks, one after another."""
+    for driver.mhz in mhz:
+        driver.working = working
+        watch.look()
+
+
+def test_a_clock_that_falls_and_one_that_rises_are_each_told_once() -> None:
+    driver = Nvml()
+    watch = GpuWatch(0, driver)
+    clocked(watch, driver, 1980, 1980, 1935, 1965)
+    assert watch.take_change() == ""
+    clocked(watch, driver, 1410, 1395, 1410)
+    assert watch.take_change() == "the SMs' clock went from 1980 to 1395 MHz"
+    assert watch.take_change() == ""
+    clocked(watch, driver, 1980, 1980)
+    assert watch.take_change() == "the SMs' clock went from 1395 to 1980 MHz"
+
+
+def test_a_moment_at_another_clock_and_the_rest_of_an_idle_device_are_no_change() -> None:
+    driver = Nvml()
+    watch = GpuWatch(0, driver)
+    clocked(watch, driver, 345, 345, working=0)
+    clocked(watch, driver, 1980, 1980, 1200, 1980, 1200, 1980)
+    clocked(watch, driver, 345, 345, 345, working=10)
+    assert watch.take_change() == ""
 
 
 def test_where_a_gpu_cannot_tell_it_is_what_steps_and_tasklets_took() -> None:
@@ -77,16 +121,16 @@ def test_where_a_gpu_cannot_tell_it_is_what_steps_and_tasklets_took() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_busy_gpu_is_told_from_an_idle_one() -> None:
-    use = SmUse(torch.cuda.current_device())
+    watch = GpuWatch(torch.cuda.current_device())
     a = torch.randn(4096, 4096, device="cuda")
     torch.cuda.synchronize()
     time.sleep(0.3)
-    use.look()
-    idle = use.share
+    watch.look()
+    idle = watch.share
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
         a @ a
         torch.cuda.synchronize()
-    use.look()
+    watch.look()
     assert idle is not None and idle < 0.3
-    assert use.share is not None and use.share > 0.6
+    assert watch.share is not None and watch.share > 0.6
