@@ -36,7 +36,7 @@ def _option(series: list[Option], x_axis: Option, unit: str, decimals: int = 1, 
     unit = unit.replace("%", "%%")
     return {
         "animation": False,
-        "grid": {"left": 4, "right": 10, "top": 34, "bottom": 2, "containLabel": True},
+        "grid": {"left": 4, "right": 26, "top": 34, "bottom": 2, "containLabel": True},
         "legend": {**_LEGEND},
         "tooltip": {"trigger": "axis", "confine": True, "valueFormatter": f"%,.{decimals}f {unit}"},
         "xAxis": {"axisTick": {"show": False}, "splitLine": {"show": False}, **x_axis},
