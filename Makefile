@@ -41,6 +41,7 @@ test-gpu: $(DEVELOPED)
 
 check: $(DEVELOPED)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -164,5 +164,3 @@ def merit(pool: Pool, target_ms: float) -> tuple[bool, float]:
 
 def short(value: float) -> float:
     return float(f"{value:.4g}")
-
-

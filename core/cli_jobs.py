@@ -101,9 +101,7 @@ def _changes(given: Sequence[str]) -> dict[str, Any]:
     return changes
 
 
-def move(
-    job: JobId, to: Annotated[str, typer.Argument(metavar="up|down|top|bottom")], json: AsJson = False
-) -> None:
+def move(job: JobId, to: Annotated[str, typer.Argument(metavar="up|down|top|bottom")], json: AsJson = False) -> None:
     """Change a waiting job's place in the queue."""
     from core import printing
 

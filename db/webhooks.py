@@ -110,6 +110,4 @@ def deliveries(session: Session, webhook_id: str, limit: int, before: int | None
 
 def drop_before(session: Session, time: datetime) -> None:
     """Forget deliveries that are over."""
-    session.execute(
-        delete(DeliveryRecord).where(DeliveryRecord.status != "pending", DeliveryRecord.created_at < time)
-    )
+    session.execute(delete(DeliveryRecord).where(DeliveryRecord.status != "pending", DeliveryRecord.created_at < time))

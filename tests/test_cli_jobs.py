@@ -34,9 +34,7 @@ def test_a_job_is_refused_before_it_waits(harli: Harli, dataset: str) -> None:  
 
 def test_jobs_are_cloned_moved_explained_compared_and_forgotten(harli: Harli, dataset: str) -> None:  # noqa: F811
     names = [f"{dataset}-{letter}" for letter in "ab"]
-    first, second = (
-        shown(harli("submit", "--dataset", dataset, "--adapter", name, "--json"))["id"] for name in names
-    )
+    first, second = (shown(harli("submit", "--dataset", dataset, "--adapter", name, "--json"))["id"] for name in names)
     assert "number" in harli("jobs", "move", second, "top").stdout
     assert shown(harli("jobs", "queue", "--json"))[0]["id"] == second
     assert first in harli("jobs", "queue").stdout

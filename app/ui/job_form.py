@@ -340,9 +340,7 @@ def _expert(first: Mapping[str, Any], preset: Mapping[str, Any], limit: int, *, 
         )
     with optimizer:
         st.markdown("**Optimizer**")
-        _real(
-            "Learning rate", "learning_rate", first, 1e-6, 1.0, 1e-4, "%.6f", placeholder=said("learning_rate")
-        )
+        _real("Learning rate", "learning_rate", first, 1e-6, 1.0, 1e-4, "%.6f", placeholder=said("learning_rate"))
         st.selectbox(
             "Schedule", ["cosine", "linear", "constant"], key=_PREFIX + "schedule", bind="query-params",
             help="How the learning rate falls after the warm-up",
@@ -397,6 +395,4 @@ def _whole(label: str, name: str, first: Mapping[str, Any], low: int, high: int,
 def _real(
     label: str, name: str, first: Mapping[str, Any], low: float, high: float, step: float, shown: str, **extra: Any
 ) -> Any:
-    return st.number_input(
-        label, low, high, first[name], step, shown, key=_PREFIX + name, bind="query-params", **extra
-    )
+    return st.number_input(label, low, high, first[name], step, shown, key=_PREFIX + name, bind="query-params", **extra)

@@ -33,9 +33,7 @@ def draw(tenant: str, *, editable: bool) -> None:
         return
     with st.form(f"quota_{tenant}"):
         for field, label in _FIELDS.items():
-            st.number_input(
-                label, 0, None, getattr(quota, field), 1, key=f"{field}_{tenant}", placeholder="no limit"
-            )
+            st.number_input(label, 0, None, getattr(quota, field), 1, key=f"{field}_{tenant}", placeholder="no limit")
         st.number_input(_PRIORITY, -100, 100, quota.max_priority, 1, key=f"max_priority_{tenant}")
         st.form_submit_button("Set the quota", on_click=_set, args=(tenant,))
     show_faults("quota")

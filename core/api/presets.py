@@ -56,9 +56,9 @@ def fields(preset: Preset, rows: int | None, tokens: int | None, tokens_per_step
     return chosen
 
 
-def applied(job: JobCreate, rows: int | None, tokens: int | None, *, micro_batch_tokens: int, max_rank: int | None) -> (
-    JobCreate
-):
+def applied(
+    job: JobCreate, rows: int | None, tokens: int | None, *, micro_batch_tokens: int, max_rank: int | None
+) -> JobCreate:
     """The job with what its preset sets filled in where nothing was given, within the rank that can be served."""
     if job.preset is None:
         return job

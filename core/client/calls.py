@@ -393,9 +393,7 @@ class Calls(JobCalls, IntakeCalls):
         return ask_rows(tenancy.User, "/api/users", params=given({"tenant": tenant}))
 
     @call
-    def create_user(
-        self, name: str, role: tenancy.Role = "operator", tenant: str | None = None
-    ) -> Steps[tenancy.User]:
+    def create_user(self, name: str, role: tenancy.Role = "operator", tenant: str | None = None) -> Steps[tenancy.User]:
         """Of your own tenant, unless one is named."""
         body = build(tenancy.UserCreate, {"name": name, "role": role, "tenant": tenant})
         return ask(tenancy.User, "POST", "/api/users", json=body.model_dump())

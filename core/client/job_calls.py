@@ -59,9 +59,7 @@ class JobCalls:
     # ---- schedules ---------------------------------------------------------------------------------------------------
 
     @call
-    def schedules(
-        self, limit: int = 100, cursor: str | None = None
-    ) -> Steps[schemas.Page[bodies.Schedule]]:
+    def schedules(self, limit: int = 100, cursor: str | None = None) -> Steps[schemas.Page[bodies.Schedule]]:
         """Newest first; the next page has `cursor` = this page's `next`."""
         return ask(schemas.Page[bodies.Schedule], "GET", "/api/schedules", params=_page(limit, cursor))
 

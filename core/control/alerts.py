@@ -39,8 +39,7 @@ def rules(control: Control) -> list[schemas.AlertRule]:
 
 
 def put_rule(control: Control, name: str, body: schemas.AlertRuleBody) -> schemas.AlertRule:
-    """Make a rule, or replace the one of that name. Raises Forbidden for those of another tenant than the platform's.
-    """
+    """Make a rule, or replace the one of that name. Raises Forbidden for tenants other than the platform's."""
     control.principal.require_platform("operator")
     with control.store.write() as session:
         record = session.get(AlertRuleRecord, name)

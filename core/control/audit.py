@@ -26,9 +26,7 @@ def page(
     """Newest first, what all given filters let through."""
     before = pages.key(cursor, int)
     with control.store.read() as session:
-        found = rows.page(
-            session, limit + 1, before, user=user, tenant=tenant, outcome=outcome, text=text, since=since
-        )
+        found = rows.page(session, limit + 1, before, user=user, tenant=tenant, outcome=outcome, text=text, since=since)
     following = pages.cursor(found[limit - 1].id) if len(found) > limit else None
     items = [schemas.AuditEntry.model_validate(record, from_attributes=True) for record in found[:limit]]
     return Page(items=items, next=following)

@@ -87,8 +87,7 @@ def _nothing(missing: str) -> Asked:
 
 
 def _basis(control: Control, record: EngineRecord) -> tuple[Any, datetime | None, dict[str, Any]] | str:
-    """What the simulated device is made of: (source, when it was measured, fields of the question); or what is missing.
-    """
+    """What the simulated device is of: (source, when it was measured, fields of the question), or what is missing."""
     found = _profile(control, record.hello)
     if found is not None:
         path, profile = found

@@ -269,6 +269,4 @@ class CapturedJob:
             progress.step += 1
             progress.micro_batch += self._loaded.micro_batches
             progress.tokens += self._loaded.tokens
-        self._expected.append(
-            Metric(step=progress.step, epoch=self.epoch, tokens=progress.tokens, learning_rate=rate)
-        )
+        self._expected.append(Metric(step=progress.step, epoch=self.epoch, tokens=progress.tokens, learning_rate=rate))

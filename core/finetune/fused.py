@@ -431,9 +431,7 @@ class FusedStep:
         ops.rms_norm(x, w.input_norm, shape.eps, b.normed, s.rstd_in)
         ops.project(b.normed, f.a_qkv, s.xa_qkv)
         torch.mm(b.normed, w.qkv.t(), out=b.qkv)
-        ops.rotate_qkv(
-            b.qkv, w.qkv_bias, s.xa_qkv, f.b_qkv, self._norms(w), b.cosine, b.sine, shape.qkv, s.qkv, s.raw
-        )
+        ops.rotate_qkv(b.qkv, w.qkv_bias, s.xa_qkv, f.b_qkv, self._norms(w), b.cosine, b.sine, shape.qkv, s.qkv, s.raw)
         ops.attention(s.qkv, b.inputs[2, : b.tokens], shape.qkv, shape.head_dim, s.attention, s.lse)
         ops.project(s.attention, f.a_o, s.xa_o)
         torch.mm(s.attention, w.o.t(), out=b.product)
@@ -549,5 +547,3 @@ def operations(device: torch.device) -> ModuleType:
 
         return kernels
     return kernels_torch
-
-

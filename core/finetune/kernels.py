@@ -152,9 +152,7 @@ def _project(
     for first in range(begin, end, BK):
         k = first + tl.arange(0, BK)
         left = tl.load(x + m[:, None] * K + k[None], mask=in_m[:, None] & (k < end)[None], other=0.0)
-        right = tl.load(
-            w + k[:, None] * stride_k + r[None] * stride_r, mask=(k < end)[:, None] & in_r[None], other=0.0
-        )
+        right = tl.load(w + k[:, None] * stride_k + r[None] * stride_r, mask=(k < end)[:, None] & in_r[None], other=0.0)
         total = tl.dot(left, right, total, input_precision="ieee")
     at = m[:, None] * stride_out + section * R + r[None]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=in_m[:, None] & in_r[None])

@@ -30,7 +30,9 @@ class LoraOptimizer:
             for p in self.masters.values():
                 p.grad = torch.zeros_like(p)
                 self._adamw.state[p] = {
-                    "step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)
+                    "step": torch.tensor(0.0),
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
                 }
 
     # ---- where it lies -----------------------------------------------------------------------------------------------

@@ -110,9 +110,7 @@ class Trainer:
         self._device = next(model.parameters()).device
         parameters = lora.trainable(self._model)
         self._layer_parameters = _by_layer(parameters, len(model.model.layers))
-        self._optimizer = LoraOptimizer(
-            parameters, weight_decay=spec.weight_decay, max_grad_norm=spec.max_grad_norm
-        )
+        self._optimizer = LoraOptimizer(parameters, weight_decay=spec.weight_decay, max_grad_norm=spec.max_grad_norm)
         if state is not None:
             self._optimizer.restore(state)
         self._metrics: list[Metric] = []
@@ -341,11 +339,7 @@ def _by_layer(parameters: dict[str, torch.nn.Parameter], layers: int) -> list[li
 
 def _fingerprint(spec: JobSpec, rows: Sequence[Encoded]) -> str:
     """What must be the same for a checkpoint to fit: everything that shapes the sequence of updates."""
-    relevant = {
-        key: value
-        for key, value in msgspec.to_builtins(spec).items()
-        if key not in _UNRELATED
-    }
+    relevant = {key: value for key, value in msgspec.to_builtins(spec).items() if key not in _UNRELATED}
     digest = hashlib.sha256(msgspec.json.encode(relevant))
     for row in rows:
         digest.update(row.ids.tobytes())

@@ -195,8 +195,19 @@ class JobUpdate(Message, frozen=True, kw_only=True, tag=True):
     token: int
     time: float
     kind: Literal[
-        "started", "metric", "log", "checkpoint", "evaluated", "stopped_early", "paused", "resumed", "saving",
-        "succeeded", "cancelled", "failed", "interrupted",
+        "started",
+        "metric",
+        "log",
+        "checkpoint",
+        "evaluated",
+        "stopped_early",
+        "paused",
+        "resumed",
+        "saving",
+        "succeeded",
+        "cancelled",
+        "failed",
+        "interrupted",
     ]
     step: int = 0
     total_steps: int | None = None

@@ -44,7 +44,6 @@ class KvView:
     queued: int
     growth: int
 
-
     def reach(self, pages: int) -> int:
         """Rows that the pool could have with `pages` more."""
         if pages >= (self.most - self.rows - 1) * self.row_pages + self.last_pages:

@@ -150,9 +150,7 @@ def _crowded(
     return after_step(crowding, state, start_ms(state, answer.layout) + decode, knobs.yielding)
 
 
-def _question(
-    state: StepState, predictor: Predictor, job: JobView, crowding: Crowding, knobs: Knobs
-) -> _Question:
+def _question(state: StepState, predictor: Predictor, job: JobView, crowding: Crowding, knobs: Knobs) -> _Question:
     kind = job.tasklets[0] if job.tasklets else "forward"
     slack = min(state.slack_ms) if state.slack_ms else inf
     share = min(state.target_ms) if state.target_ms else slack

@@ -166,9 +166,7 @@ class Broker:
 
     # ---- step path ---------------------------------------------------------------------------------------------------
 
-    def look(
-        self, *, step_ms: Callable[[], float | None], restart: Callable[[], Moment | None]
-    ) -> None:
+    def look(self, *, step_ms: Callable[[], float | None], restart: Callable[[], Moment | None]) -> None:
         """Decide, if it is time; `step_ms`: a step's ms, where they are known, asked for only then. Called between two
         steps."""
         now = self._clock()

@@ -8,8 +8,7 @@ from core.policy.types import TaskletKind
 
 
 class Work:
-    """Counts tasklets; the figures are of whole optimizer steps, so that what comes after the last one does not count.
-    """
+    """Counts tasklets; the figures are of whole optimizer steps, so what comes after the last one does not count."""
 
     def __init__(self) -> None:
         self.steps = 0

@@ -135,9 +135,7 @@ def _fitted(of: Machine, miss: float) -> bytes:
 
 
 @cache
-def machine(
-    name: str, layers: int = 32, micro_batch_tokens: int = 2048, kv_bytes_per_token: int = 131_072
-) -> Machine:
+def machine(name: str, layers: int = 32, micro_batch_tokens: int = 2048, kv_bytes_per_token: int = 131_072) -> Machine:
     """The device of that name, or of a file: one of the simulator's device profiles, or what `harli profile` wrote.
 
     A measured profile has no memory, prefill or noise; its arena is that of the H200 and a note says so. layers,

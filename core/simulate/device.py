@@ -181,8 +181,7 @@ class Program:
         return len(self.kinds)
 
     def work_ms(self, start: int, count: int) -> float:
-        """ms on the whole device of `count` tasklets from position `start` on, over as many micro-batches as it takes.
-        """
+        """ms on the whole device of `count` tasklets from position `start` on, over as many micro-batches as needed."""
         size = len(self.kinds)
         rounds, end = divmod(start + count, size)
         return rounds * self.total_ms + self._sums[end] - self._sums[start]

@@ -52,9 +52,7 @@ def answer(question: Question) -> dict[str, Any]:
     """The frontier at the question's load. Errors: those of `whatif`."""
     simulated: Simulated
     if question.profile is not None:
-        simulated = machine(
-            question.profile, question.layers, question.micro_batch_tokens, question.kv_bytes_per_token
-        )
+        simulated = machine(question.profile, question.layers, question.micro_batch_tokens, question.kv_bytes_per_token)
     else:
         learnt = Learnt(
             question.device, question.model, question.steps, question.tasklets, question.mix, question.step_tokens

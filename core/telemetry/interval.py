@@ -105,8 +105,7 @@ class Interval:
 
 
 def of_message(message: Telemetry, itl_ms: Mapping[str | None, float]) -> Interval:
-    """An engine's report, judged by the tightest ITL targets in force: by tenant, None for the requests of all others.
-    """
+    """An engine's report, judged by the tightest ITL targets in force: by tenant, None for all other requests."""
     itl = Weighted.of(message.itl)
     own = {tenant: Weighted.of(pairs) for tenant, pairs in message.tenant_itl.items() if tenant in itl_ms}
     tenants = {tenant: (gaps.total, gaps.within(itl_ms[tenant])) for tenant, gaps in own.items()}

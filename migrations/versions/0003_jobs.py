@@ -10,6 +10,7 @@ down_revision = "0002_tenants"
 branch_labels = None
 depends_on = None
 
+
 def _job_columns() -> tuple[sa.Column, ...]:
     return (
         sa.Column("place", sa.Double(), nullable=True),
@@ -110,9 +111,7 @@ def upgrade() -> None:
         sa.Column("delivered_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("response_status", sa.Integer(), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
-        sa.CheckConstraint(
-            "status IN ('pending', 'delivered', 'failed')", name=op.f("ck_webhook_deliveries_status")
-        ),
+        sa.CheckConstraint("status IN ('pending', 'delivered', 'failed')", name=op.f("ck_webhook_deliveries_status")),
         sa.ForeignKeyConstraint(
             ["webhook_id"], ["webhooks.id"], name="fk_webhook_deliveries_webhook_id_webhooks", ondelete="CASCADE"
         ),

@@ -70,6 +70,4 @@ def headers(settings: Settings) -> dict[str, str]:
 
 def plain(settings: Settings, **more: str) -> httpx.Client:
     """Plain HTTP to a served API, as its local admin."""
-    return httpx.Client(
-        base_url=settings.api_url, headers=headers(settings) | more, trust_env=False, timeout=20
-    )
+    return httpx.Client(base_url=settings.api_url, headers=headers(settings) | more, trust_env=False, timeout=20)

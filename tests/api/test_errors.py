@@ -140,9 +140,7 @@ def test_no_body_makes_a_fault(http_on_each: httpx.Client, route: tuple[str, str
 @_fuzz
 @given(
     path=st.sampled_from(READS),
-    params=st.dictionaries(
-        PARAMS, st.text(max_size=30) | st.integers(-(2**70), 2**70) | st.floats(), max_size=4
-    ),
+    params=st.dictionaries(PARAMS, st.text(max_size=30) | st.integers(-(2**70), 2**70) | st.floats(), max_size=4),
 )
 def test_no_query_makes_a_fault(http_on_each: httpx.Client, path: str, params: dict[str, Any]) -> None:
     response = http_on_each.get(path, params=params)

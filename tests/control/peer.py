@@ -57,9 +57,7 @@ class EnginePeer:
 
     def update(self, job_id: str, token: int, kind: Any, **fields: Any) -> None:
         time_ = fields.pop("time", time.time())
-        self._end.send(
-            JobUpdate(engine_id=self.engine_id, job_id=job_id, token=token, time=time_, kind=kind, **fields)
-        )
+        self._end.send(JobUpdate(engine_id=self.engine_id, job_id=job_id, token=token, time=time_, kind=kind, **fields))
 
     def notice(self, code: str, message: str) -> None:
         self._end.send(

@@ -51,9 +51,7 @@ def kinds(control: Control, job_id: str) -> list[str]:
 # ---- the engine ------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_says_hello_is_shown_and_gets_the_measured_target(
-    control: Control, engine: EnginePeer
-) -> None:
+def test_an_engine_that_says_hello_is_shown_and_gets_the_measured_target(control: Control, engine: EnginePeer) -> None:
     sent = engine.expect(SetTargets)
     assert (sent.version, [(t.kind, t.ms, t.quantile) for t in sent.targets]) == (1, [("itl", 41.0, 0.99)])
     shown = engine_view(control)
@@ -218,9 +216,7 @@ def test_a_job_that_succeeds_becomes_an_adapter_that_is_wanted(
     assert sorted(path.name for path in stored.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
-def test_a_job_that_is_not_to_be_deployed_is_only_stored(
-    control: Control, engine: EnginePeer, submit: Submit
-) -> None:
+def test_a_job_that_is_not_to_be_deployed_is_only_stored(control: Control, engine: EnginePeer, submit: Submit) -> None:
     job = submit(deploy=False)
     order = engine.expect(StartJob)
     folder = files.adapter(Path(order.spec.output_dir) / "adapter")

@@ -102,9 +102,7 @@ def submitted(api: Api, tmp_path: Path) -> schemas.Job:
     return api.client.submit_job(dataset=dataset.name, adapter_name="sailor")
 
 
-def test_only_one_dispatches_and_either_takes_orders(
-    pair: tuple[Api, Api], link_url: str, tmp_path: Path
-) -> None:
+def test_only_one_dispatches_and_either_takes_orders(pair: tuple[Api, Api], link_url: str, tmp_path: Path) -> None:
     first, second = pair
     assert (first.dispatches, second.dispatches) == (True, False)
     engine = EnginePeer(link_url)

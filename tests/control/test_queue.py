@@ -127,9 +127,7 @@ def test_only_the_platforms_admins_set_quotas(control: Control) -> None:
     assert quotas.get(control, "default").finetune_tokens_day is None
 
 
-def test_a_tenant_gives_its_jobs_no_priority_beyond_its_quota(
-    control: Control, submit: Submit, tmp_path: Path
-) -> None:
+def test_a_tenant_gives_its_jobs_no_priority_beyond_its_quota(control: Control, submit: Submit, tmp_path: Path) -> None:
     admin = control.of(ADMIN)
     tenants.create(admin, TenantCreate(name="acme"))
     acme = control.of(Principal("o", "acme", "operator", frozenset()))

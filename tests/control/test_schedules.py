@@ -174,9 +174,7 @@ def test_only_new_data_waits_for_a_version(control: Control, make: Make) -> None
     assert "no version after 1" in (schedules.get(control, schedule.id).last_message or "")
 
 
-def test_a_continued_one_goes_on_from_the_adapter_that_there_is(
-    control: Control, make: Make, tmp_path: Path
-) -> None:
+def test_a_continued_one_goes_on_from_the_adapter_that_there_is(control: Control, make: Make, tmp_path: Path) -> None:
     schedule = make(continued=True, job={"lora": {"rank": 4, "dropout": 0.1}})
     schedules.run_due(control, due(control, schedule))
     (first,) = ran(control)

@@ -124,9 +124,7 @@ def test_a_checkpoint_goes_from_captured_to_eager(
     assert losses == pytest.approx([m.loss for m in metrics[4:]], rel=2e-2)
 
 
-def test_a_loss_that_is_no_number_ends_the_job(
-    slot: tuple[CapturedTrainer, PreTrainedModel], tmp_path: Path
-) -> None:
+def test_a_loss_that_is_no_number_ends_the_job(slot: tuple[CapturedTrainer, PreTrainedModel], tmp_path: Path) -> None:
     job = make(slot, spec_of(tmp_path))
     norm = slot[1].model.norm.weight
     before = norm.clone()

@@ -146,9 +146,7 @@ def test_losses_and_weights_over_20_steps_are_those_of_a_plain_loop(
     pairs = [batches(2, seed=n) for n in range(20)]
     source = small.model(dtype=dtype)
     step = FusedStep(weights(source, tmp_path), rank=4, micro_batch_tokens=TOKENS)
-    plain = plain_loop.train(
-        source, pairs, rank=4, alpha=8.0, learning_rate=1e-2, max_grad_norm=1.0, seed=0
-    )
+    plain = plain_loop.train(source, pairs, rank=4, alpha=8.0, learning_rate=1e-2, max_grad_norm=1.0, seed=0)
     step.lora.load(step.lora.masters, plain.initial)
     losses = []
     for number, pair in enumerate(pairs):

@@ -44,9 +44,7 @@ def batches(spec: JobSpec) -> list[list[MicroBatch]]:
     epoch = 0
     assert spec.max_steps is not None
     while len(packs) < spec.max_steps * spec.accumulation:
-        packs += packing.epoch_plan(
-            [len(r.ids) for r in rows], spec.micro_batch_tokens, seed=spec.seed, epoch=epoch
-        )
+        packs += packing.epoch_plan([len(r.ids) for r in rows], spec.micro_batch_tokens, seed=spec.seed, epoch=epoch)
         epoch += 1
     made = [packing.build([rows[i] for i in pack], spec.micro_batch_tokens) for pack in packs]
     return [made[n : n + spec.accumulation] for n in range(0, spec.max_steps * spec.accumulation, spec.accumulation)]

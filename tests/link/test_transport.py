@@ -67,7 +67,11 @@ FROM_ENGINE: list[messages.FromEngine] = [
     messages.JobUpdate(engine_id="e", job_id="j", token=3, time=2.0, kind="metric", step=4, loss=0.5),
     messages.EngineNotice(engine_id="e", time=1.0, level="warning", code="c", message="ümläut"),
     messages.Learnt(
-        engine_id="e", time=1.0, steps=[(1, 9.0, 9.5)], tasklets={"forward": (2.0, 2.5)}, mix={"forward": 2.0},
+        engine_id="e",
+        time=1.0,
+        steps=[(1, 9.0, 9.5)],
+        tasklets={"forward": (2.0, 2.5)},
+        mix={"forward": 2.0},
         step_tokens=64.0,
     ),
     messages.Stopping(engine_id="e"),

@@ -46,9 +46,7 @@ def test_its_sums_are_those_of_its_requests(arrivals: list[Arrival], seed: int) 
         assert batch.size == len(runs)
         assert batch.kv_tokens == sum(held(r, batch.step) for r in runs)
         assert batch.max_kv() == max((held(r, batch.step) for r in runs), default=0)
-        slack = [
-            r.first_ms + TARGET * (r.emitted + batch.step - r.since) - now for r in runs
-        ]
+        slack = [r.first_ms + TARGET * (r.emitted + batch.step - r.since) - now for r in runs]
         assert batch.slack_ms(now) == pytest.approx(min(slack, default=inf))
         assert batch.waiting_tokens == sum(r.input_tokens + r.emitted for r in batch.waiting)
         now += chance.uniform(1, 20)

@@ -71,9 +71,7 @@ def test_noise_has_its_quantiles(small: Device) -> None:
 
 def test_prefill_costs_more_behind_a_context() -> None:
     assert H200.prefill_ms(1000, 8000) > H200.prefill_ms(1000, 0)
-    assert H200.prefill_ms(2000, 0) == pytest.approx(
-        H200.prefill_ms(1000, 0) + H200.prefill_ms(1000, 1000)
-    )
+    assert H200.prefill_ms(2000, 0) == pytest.approx(H200.prefill_ms(1000, 0) + H200.prefill_ms(1000, 1000))
 
 
 @pytest.mark.parametrize("name", ["h200", "ada6000", "a100"])

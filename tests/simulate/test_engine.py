@@ -20,9 +20,7 @@ from core.workload.arrivals import Arrival
 from tests.simulate.small_device import SPLIT, planned, small_profile
 
 
-def run(
-    device: Device, choose: object, arrivals: list[Arrival], seconds: float = 1.0, **scenario: object
-) -> Outcome:
+def run(device: Device, choose: object, arrivals: list[Arrival], seconds: float = 1.0, **scenario: object) -> Outcome:
     policy = planned(choose) if callable(choose) else choose
     given_scenario = Scenario(arrivals, seconds, scenario.pop("target_ms", 10.0), **scenario)  # type: ignore[arg-type]
     return Simulation(given_scenario, device, policy, MovingPredictor(), [Program(device)]).run()  # type: ignore[arg-type]
@@ -253,9 +251,9 @@ def test_another_job_inside_a_micro_batch_is_refused(small: Device) -> None:
 
 # ---- conservation, by property ---------------------------------------------------------------------------------------
 
-ARRIVALS = st.lists(
-    st.builds(Arrival, st.floats(0, 1.5), st.integers(1, 3000), st.integers(1, 80)), max_size=25
-).map(sorted)
+ARRIVALS = st.lists(st.builds(Arrival, st.floats(0, 1.5), st.integers(1, 3000), st.integers(1, 80)), max_size=25).map(
+    sorted
+)
 
 
 class Chaos:

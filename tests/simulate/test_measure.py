@@ -16,7 +16,11 @@ DEVICE = Device(H200)
 PROFILE = profile_device(DEVICE)
 AGAIN = Device(
     device_of(
-        PROFILE, H200, layers=32, micro_batch_tokens=2048, arena_pages=H200.arena_pages,
+        PROFILE,
+        H200,
+        layers=32,
+        micro_batch_tokens=2048,
+        arena_pages=H200.arena_pages,
         kv_bytes_per_token=H200.kv_bytes_per_token,
     )
 )

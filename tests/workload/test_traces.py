@@ -135,9 +135,9 @@ def test_a_synthetic_trace_without_a_positive_rate_is_refused(bad: float) -> Non
         synthetic(bad, 10.0, 10, 10)
 
 
-TRACES = st.lists(
-    st.builds(Arrival, st.floats(0, 100), st.integers(1, 100), st.integers(1, 100)), max_size=30
-).map(sorted)
+TRACES = st.lists(st.builds(Arrival, st.floats(0, 100), st.integers(1, 100), st.integers(1, 100)), max_size=30).map(
+    sorted
+)
 
 
 @given(TRACES, st.floats(0, 50), st.floats(0.1, 60))

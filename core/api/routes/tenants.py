@@ -94,6 +94,4 @@ def page(
     since: Annotated[AwareDatetime | None, Query(description="with a zone, such as 2026-01-31T12:00:00Z")] = None,
 ) -> Page[schemas.AuditEntry]:
     """Newest first, of the last 400 days."""
-    return audit.page(
-        control, limit, cursor, user=user, tenant=tenant, outcome=outcome, text=text, since=since
-    )
+    return audit.page(control, limit, cursor, user=user, tenant=tenant, outcome=outcome, text=text, since=since)

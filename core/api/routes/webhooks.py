@@ -54,7 +54,5 @@ def deliveries(control: ControlDep, webhook_id: Name, limit: Limit = 100, cursor
 
 
 @router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202, summary="Send an event again")
-def retry(
-    control: ControlDep, webhook_id: Name, delivery_id: Annotated[int, Path(ge=1, lt=2**63)]
-) -> Delivery:
+def retry(control: ControlDep, webhook_id: Name, delivery_id: Annotated[int, Path(ge=1, lt=2**63)]) -> Delivery:
     return webhooks.retry(control, webhook_id, delivery_id)
