@@ -1,10 +1,11 @@
-"""How long each page of the console takes to its first content, with 10,000 jobs in the store.
+"""How long the console takes, with 10,000 jobs in the store: each page to its first content, a target to be in force.
 
 ``python -m benchmarks.console``: API and console as processes, the tests' peer in the engine's place (it reports
 figures and trains on paper, so that the page is what is measured and not a model), Chromium on the same machine. A page
 is opened by its address and by the navigation, several times; content is its heading and the first row, tile or field
 that needs the API. The page looks at every frame whether that is visible, so that times are a frame's apart. What
-Streamlit itself takes is measured in between: an app of two pages with nothing but a heading.
+Streamlit itself takes is measured in between: an app of two pages with nothing but a heading. At the end
+a target is moved, several times: from the press of Apply until the page says that the engine has it in force.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import time
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -63,6 +65,7 @@ _SEEN = """({title, selector}) => {
   return found ? [window.headingAt, performance.now()] : null;
 }"""
 _PRESS = "(link) => { window.headingAt = 0; link.click(); return performance.now(); }"
+_SAYS = "(text) => document.body.innerText.includes(text)"
 _SETTLE_MS = 500
 
 
@@ -134,8 +137,27 @@ def of_page(page: Page, address: str, title: str, selector: str, other: str, rou
     }
 
 
-def measure(console_url: str, alone_url: str, rounds: int) -> dict[str, dict[str, int]]:
-    """Figures by page, those of Streamlit alone first."""
+def obeyed(page: Page, console_url: str, client: Client, rounds: int) -> list[int]:
+    """ms from the press of Apply on the Targets page until it says that the engine has taken the target up."""
+    opened(page, f"{console_url}/targets", "Targets", PAGES["Targets"])
+    taken = []
+    for number in range(rounds):
+        version = client.targets().version + 1
+        field = page.get_by_label("ITL target, ms")
+        field.fill(str(100 + number))
+        field.press("Tab")
+        page.wait_for_timeout(_SETTLE_MS)
+        began = time.perf_counter()
+        page.get_by_role("button", name="Apply").click()
+        page.wait_for_function(_SAYS, arg=f"version {version} in force in the engine", polling="raf")
+        taken.append(round((time.perf_counter() - began) * 1e3))
+    return taken
+
+
+def measure(
+    console_url: str, alone_url: str, client: Client, rounds: int
+) -> tuple[dict[str, dict[str, int]], list[int]]:
+    """Figures by page, those of Streamlit alone first; and those of `obeyed`."""
     found = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
@@ -148,8 +170,9 @@ def measure(console_url: str, alone_url: str, rounds: int) -> dict[str, dict[str
             other = "Audit" if title != "Audit" else "Tenants"
             found[title] = of_page(page, address, title, selector, other, rounds)
             print(f"{title:15} {found[title]}", flush=True)
+        taken = obeyed(page, console_url, client, rounds)
         browser.close()
-    return found
+    return found, taken
 
 
 def main() -> None:
@@ -184,14 +207,16 @@ def main() -> None:
             with Peer(settings.resolved_link_url, model, settings.engine_url):
                 until(lambda: client.live().now is not None, 60, "the first figures")
                 load = os.getloadavg()[0]
-                pages = measure(settings.console_url, f"http://127.0.0.1:{other}", given.rounds)
+                pages, taken = measure(settings.console_url, f"http://127.0.0.1:{other}", client, given.rounds)
     alone = pages.pop("Streamlit alone")
     slowest = max(page["opened_content_ms"] for page in pages.values())
     print(f"slowest median to content: {slowest} ms with {given.jobs} jobs; load before {load:.1f}")
     print(f"Streamlit alone: {alone}")
+    print(f"a changed target is in force after {median(taken):.0f} ms, at most {max(taken)}")
     body = {
         "provenance": record.provenance("streamlit", "playwright"), "jobs": given.jobs, "rounds": given.rounds,
         "load_before": round(load, 1), "streamlit_alone": alone, "pages": pages,
+        "target_in_force_ms": taken,
     }  # fmt: skip
     print(record.write("console", body))
 

@@ -38,7 +38,7 @@ import psutil
 
 from benchmarks import record
 from benchmarks.frontier import COMMON, MODELS, MODULES, PROMPT, SKIP, adapter_tensors
-from benchmarks.live_engine import Moments
+from benchmarks.moments import Moments
 from core.config import Settings
 from core.intake import tokenizer
 from core.link.messages import (

@@ -8,47 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 if not torch.cuda.is_available():  # read while SGLang is imported, here and in the processes that it spawns
     os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCH_COMPILE_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 os.environ |= {"HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 
+from benchmarks.moments import Moments
 from core.serving import processes
 
 MOMENTS = "HARLI_BENCHMARK_MOMENTS"
-_MOST = 2_000_000
 _scheduler = processes.run_scheduler
-
-
-class Moments:
-    """A file of (monotonic seconds, requests of the decode batch, 0 for another batch), readable while it grows."""
-
-    def __init__(self, path: Path, *, new: bool = False) -> None:
-        if new:
-            with path.open("wb") as file:
-                file.truncate((_MOST + 1) * 16)
-        self._rows = np.memmap(path, np.float64, "r+", shape=(_MOST + 1, 2))
-
-    def add(self, requests: int) -> None:
-        """Note that a batch's result is through, now. What is beyond the file's end is dropped."""
-        count = int(self._rows[0, 0])
-        if count < _MOST:
-            self._rows[count + 1] = time.perf_counter(), requests
-            self._rows[0, 0] = count + 1
-
-    def gaps_ms(self, since: float, requests: int, skip: int) -> np.ndarray:
-        """Between two decode results that follow each other, both of a batch of so many, after `since`, without the
-        first `skip`."""
-        rows = np.array(self._rows[1 : int(self._rows[0, 0]) + 1])
-        rows = rows[rows[:, 0] >= since]
-        both = (rows[1:, 1] == requests) & (rows[:-1, 1] == requests)
-        return (np.diff(rows[:, 0])[both] * 1e3)[skip:]
 
 
 def run_scheduler(*args: Any, **kwargs: Any) -> None:

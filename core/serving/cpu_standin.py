@@ -16,6 +16,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._device import _device_constructors
 
 from core.errors import Invalid
 from core.torchvision_ops import declare
@@ -78,6 +79,10 @@ def _assign_req_to_token_pool(
 
 
 def _ignore_pinning() -> None:
+    # `with torch.device(...)` knows factories by identity, and collects them when it is first used: before they change,
+    # or it would pass the real ones by, and transformers leave buffers of models that it loads uninitialised.
+    _device_constructors()
+
     def without_pinning(factory: Any) -> Any:
         @functools.wraps(factory)
         def make(*args: Any, **kwargs: Any) -> Any:
