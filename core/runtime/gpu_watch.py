@@ -7,6 +7,7 @@ thread of its own takes it, and nobody waits for that.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pynvml
@@ -32,15 +33,13 @@ class GpuWatch:
         self._clock_mhz = 0
         self._odd = 0
         self._change = ""
-        try:
+        with suppress(nvml.NVMLError):
             nvml.nvmlInit()
             device = nvml.nvmlDeviceGetHandleByIndex(index)
             if nvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice:
                 self._samples = [nvml.nvmlGpmSampleAlloc() for _ in range(2)]
                 nvml.nvmlGpmSampleGet(device, self._samples[0])
             self._device = device
-        except nvml.NVMLError:
-            self._device = None
 
     def start(self) -> None:
         """Look twice a second from now on, where that is possible."""
