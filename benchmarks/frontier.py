@@ -21,6 +21,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -143,9 +144,9 @@ def main() -> None:
     arguments.add_argument("--rank", type=int, default=16)
     arguments.add_argument(
         "--lora",
-        choices=("harli", "split", "csgmv", "triton", "none"),
+        choices=("harli", "csgmv", "triton", "none"),
         default="harli",
-        help="harli: SGLang's csgmv kernels as core/serving/lora_batch.py has them; split: benchmarks/split_lora.py",
+        help="the kernels that serve adapters: harli: core/serving/lora_kernels.py; csgmv, triton: SGLang's",
     )
     arguments.add_argument("--seconds", type=float, default=1e9, help="stop starting points after so long")
     arguments.add_argument("--name", default="frontier")
@@ -333,7 +334,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
 
     from benchmarks.frontier_engine import Bench
 
-    _narrow_lora()
+    _own_lora()
 
     scheduler = module.Scheduler
     run_loop, run_batch, result = (
@@ -354,41 +355,28 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
     module.run_scheduler_process(*args, **kwargs)
 
 
-def _narrow_lora() -> None:
-    """LoRA's kernels as Harli's plugin has them, which is not loaded here, unless SGLang's own are asked for."""
+def _own_lora() -> None:
+    """LoRA's kernels as Harli's plugin has them, which is not loaded here, unless SGLang's are asked for."""
     lora = json.loads((Path(os.environ[FOLDER]) / "plan.json").read_bytes())["options"]["lora"]
-    if lora not in ("harli", "split"):
+    if lora != "harli":
         return
     from sglang.srt.lora.backend import chunked_backend
 
-    from core.serving.lora_batch import prepare_lora_batch
+    from core.serving import lora_batch, lora_kernels
 
     backend = chunked_backend.ChunkedSgmvLoRABackend
-    original = backend.prepare_lora_batch
-    backend.prepare_lora_batch = lambda *a, **k: prepare_lora_batch(original, *a, **k)
-    if lora == "split":
-        _split_lora(chunked_backend)
+    for where, hook in (
+        (lora_batch.TARGET, lora_batch.prepare_lora_batch),
+        (lora_kernels.SHRINK, lora_kernels.shrink),
+        (lora_kernels.EXPAND, lora_kernels.expand),
+    ):
+        name = where.rpartition(".")[2]
+        owner = backend if hasattr(backend, name) else chunked_backend
+        setattr(owner, name, _around(getattr(owner, name), hook))
 
 
-def _split_lora(backend: Any) -> None:
-    """The candidate in the place of SGLang's kernels in captured graphs."""
-    from benchmarks import split_lora
-
-    shrink, expand = backend.chunked_sgmv_lora_shrink_forward, backend.chunked_sgmv_lora_expand_forward
-
-    def ours_shrink(x: Any, weights: Any, batch_info: Any, num_slices: int) -> Any:
-        if not batch_info.use_cuda_graph:
-            return shrink(x=x, weights=weights, batch_info=batch_info, num_slices=num_slices)
-        return split_lora.shrink(x, weights, batch_info, num_slices, split_lora.splits(x.shape[1], 8))
-
-    def ours_expand(
-        x: Any, weights: Any, batch_info: Any, slice_offsets: Any, max_slice_size: int, base_output: Any
-    ) -> Any:
-        if x.dim() == 2:
-            return expand(x, weights, batch_info, slice_offsets, max_slice_size, base_output)
-        return split_lora.expand(x, weights, batch_info, slice_offsets, max_slice_size, base_output)
-
-    backend.chunked_sgmv_lora_shrink_forward, backend.chunked_sgmv_lora_expand_forward = ours_shrink, ours_expand
+def _around(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **named: hook(original, *args, **named)
 
 
 def point_of(raw: dict[str, Any]) -> Point:

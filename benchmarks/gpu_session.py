@@ -70,11 +70,11 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
 
     found = [
         Part("tests", "partitions, executor and captured tasklets on the device", 100,
-             test("tests/partition/test_green.py", "tests/runtime/test_streams.py", "tests/finetune/test_captured.py",
-                  "tests/finetune/test_captured_job.py")),
-        Part("lora_kernels", "LoRA kernels by grid and blocks; SGLang's best blocks are used from here on", 75,
+             test("tests/serving/test_lora_kernels.py", "tests/partition/test_green.py",
+                  "tests/runtime/test_streams.py",
+                  "tests/finetune/test_captured.py", "tests/finetune/test_captured_job.py")),
+        Part("lora_kernels", "LoRA kernels, ours and SGLang's, whose best blocks are used from here on", 75,
              ["-m", "benchmarks.lora_kernels", "--configs", str(folder / "lora")]),
-        lora("split"),
         Part("frontier", "every layout and the policies at batches of 32 and 128", 390,
              [*frontier, "--batches", "32", "128", "--steps", "150", "--policies", "hybrid", *few, "--seconds", "370"]),
         Part("live", "the first start with its profile; no job against SGLang alone; checkpoints; replay; decode-only",

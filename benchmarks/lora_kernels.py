@@ -1,14 +1,16 @@
-"""What serving with an adapter adds to a decode step: SGLang's LoRA kernels (csgmv) at the shapes of one model.
+"""What serving with an adapter adds to a decode step: the LoRA kernels at the shapes of one model.
 
     python -m benchmarks.lora_kernels [--model llama-3-8b] [--batches 32 128] [--configs DIR]
 
-Each of a layer's four pairs of kernels runs once per layer, on weights of its own, in a CUDA graph, as in decode: with
-the grid of SGLang (a block for each request of the largest batch, `most`), with that of core/serving/lora_batch.py, and
-there with other block sizes. split: benchmarks/split_lora.py in their place. dense: the same two products by cuBLAS,
-which knows one adapter only; a bound of a kind. us: of one pair; error: of what split adds, relative to SGLang's.
-ms_per_step: of all pairs of all layers, with the grid alone changed, and with the best blocks as well.
+Each of a layer's four pairs of kernels runs behind the layer's own product, once per layer, on weights of its own, in a
+CUDA graph, as in decode; what the products take alone is subtracted. sglang: SGLang's csgmv kernels with its grid (a
+block for each request of the largest batch, `most`); bounded: with that of core/serving/lora_batch.py; shrink, expand:
+there with other block sizes. harli: core/serving/lora_kernels.py, by parts of the sum and columns of a block, launched
+early or in turn. dense: the same two products by cuBLAS, which knows one adapter only; a bound of a kind. us: of one
+pair; error: of what harli adds, relative to SGLang's. ms_per_step: of all pairs of all layers; tuned: SGLang's with the
+bounded grid and its best blocks; harli: as it is set; harli_best: with the best parts and block for each pair.
 
-With --configs the best blocks are written there as SGLang's own tuning does; an engine that is started with
+With --configs the best blocks of SGLang's are written there as its own tuning does; an engine that is started with
 SGLANG_LORA_CONFIG_DIR=DIR uses them.
 """
 
@@ -23,15 +25,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import record, split_lora
+from benchmarks import record
 from benchmarks.frontier import MODELS
+from core.serving import lora_kernels
 from core.serving.lora_batch import most_segments
 
 RANK, ADAPTERS = 16, 2
 SHRINK = [{"BLOCK_N": 16, "BLOCK_K": k, "num_warps": w, "num_stages": s} for k, w, s in
-          ((256, 4, 3), (256, 4, 5), (512, 4, 3), (512, 8, 3), (1024, 8, 2))]  # fmt: skip
-SPLIT = [(most, block) for most in (4, 8, 16) for block in (64, 128)]
-EXPAND = [{"BLOCK_N": n, "BLOCK_K": 16, "num_warps": w} for n, w in ((64, 4), (64, 2), (128, 4), (256, 4))]
+          ((256, 4, 5), (512, 4, 3), (1024, 8, 2))]  # fmt: skip
+EXPAND = [{"BLOCK_N": n, "BLOCK_K": 16, "num_warps": w} for n, w in ((64, 2), (128, 4))]
+# Parts at most, columns of a block (none: as it is set), whether launched early.
+HARLI = [(16, None, True), (16, None, False), (16, 64, True), (16, 256, True), (8, 128, True), (8, 256, True)]
 
 
 class Pair(NamedTuple):
@@ -61,6 +65,8 @@ class Data:
         self.pair, self.batch = pair, batch
         self.x = torch.randn(batch, pair.inputs, device="cuda", dtype=torch.bfloat16)
         self.out = torch.zeros(batch, rows, device="cuda", dtype=torch.bfloat16)
+        product = torch.randn(rows, pair.inputs, device="cuda", dtype=torch.bfloat16) * 0.01
+        self.products = [product.clone() for _ in range(layers)]
         self.weights = [
             (torch.randn(ADAPTERS, slices * RANK, pair.inputs, device="cuda", dtype=torch.bfloat16) * 0.01,
              torch.randn(ADAPTERS, rows, RANK, device="cuda", dtype=torch.bfloat16) * 0.01)
@@ -82,9 +88,19 @@ class Data:
             permutation=torch.arange(self.batch, **ints),
         )  # fmt: skip
 
+    def product(self, layer: int) -> torch.Tensor:
+        """The layer's own, to which the pair adds."""
+        return torch.mm(self.x, self.products[layer].t(), out=self.out)
+
+    def alone(self) -> None:
+        """The products, and no pair."""
+        for layer in range(len(self.weights)):
+            self.product(layer)
+
     def dense(self) -> None:
         """The same by cuBLAS, as if the slices were one."""
-        for a, b in self.weights:
+        for layer, (a, b) in enumerate(self.weights):
+            self.product(layer)
             left = torch.mm(self.x, a[1].t())[:, :RANK]
             torch.addmm(self.out, left, b[1].t(), out=self.out)
 
@@ -111,33 +127,34 @@ class Kernels:
     def run(self, data: Data, info: Any) -> None:
         """Every layer's pair."""
         outputs = data.pair.outputs
-        for a, b in data.weights:
+        for layer, (a, b) in enumerate(data.weights):
+            data.product(layer)
             left = self._shrink.chunked_sgmv_lora_shrink_forward(data.x, a, info, len(outputs))
             self._expand.chunked_sgmv_lora_expand_forward(left, b, info, data.offsets, max(outputs), data.out)
 
 
-def run_split(data: Data, info: Any, split: int, block: int) -> None:
-    """Every layer's pair by the candidate."""
+def run_harli(data: Data, info: Any, most: int, block: int | None, early: bool) -> None:
+    """Every layer's pair by our kernels."""
     outputs = data.pair.outputs
-    for a, b in data.weights:
-        partial = split_lora.shrink(data.x, a, info, len(outputs), split)
-        split_lora.expand(partial, b, info, data.offsets, max(outputs), data.out, block)
+    for layer, (a, b) in enumerate(data.weights):
+        data.product(layer)
+        partial = lora_kernels.partial_products(data.x, a, info, len(outputs), most, early)
+        lora_kernels.add_products(partial, b, info, data.offsets, max(outputs), data.out, block, early)
 
 
-def split_error(kernels: Kernels, data: Data, info: Any, split: int) -> float:
-    """What it adds in the first layer, against what SGLang's kernels add."""
+def error(kernels: Kernels, data: Data, info: Any, run: Callable[[], None]) -> float:
+    """Of what `run` adds in the first layer, relative to what SGLang's kernels add."""
     everything, data.weights = data.weights, data.weights[:1]
-    added = []
-    for run in (lambda: kernels.run(data, info), lambda: run_split(data, info, split, 64)):
-        data.out.zero_()
-        run()
-        added.append(data.out.float())
+    found = []
+    for way in (data.alone, lambda: kernels.run(data, info), run):
+        way()
+        found.append(data.out.float())
     data.weights = everything
-    return round(float((added[1] - added[0]).norm() / added[0].norm()), 5)
+    return round(float((found[2] - found[1]).norm() / (found[1] - found[0]).norm()), 5)
 
 
-def pair_us(run: Callable[[], None], layers: int) -> float:
-    """Of one pair, in a graph of all layers; the median of ten replays."""
+def layer_us(run: Callable[[], None], layers: int) -> float:
+    """Of one layer, in a graph of all; the median of ten replays."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -153,43 +170,38 @@ def pair_us(run: Callable[[], None], layers: int) -> float:
             end.record()
             end.synchronize()
             times.append(begin.elapsed_time(end))
-    return round(sorted(times[2:])[5] * 1e3 / layers, 2)
+    return sorted(times[2:])[5] * 1e3 / layers
 
 
 def measured(kernels: Kernels, data: Data, layers: int, most: int) -> Iterator[dict[str, Any]]:
     """A row for each way to run a pair."""
     narrow = most_segments(data.batch, ADAPTERS)
-
-    def row(what: str, grid: int, shrink: dict[str, int] | None, expand: dict[str, int] | None) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "pair": data.pair.name, "batch": data.batch, "what": what, "grid": grid, "shrink": shrink, "expand": expand,
-        }  # fmt: skip
-        kernels.use(shrink, expand)
-        info = data.info(grid)
-        try:
-            return found | {"us": pair_us(lambda: kernels.run(data, info), layers)}
-        except Exception as error:  # blocks that do not fit into shared memory
-            return found | {"us": None, "error": f"{type(error).__name__}: {error}"[:120]}
-
-    yield row("sglang", most, None, None)
-    yield row("bounded", narrow, None, None)
-    for shrink in SHRINK:
-        yield row("shrink", narrow, shrink, None)
-    for expand in EXPAND:
-        yield row("expand", narrow, None, expand)
+    alone = layer_us(data.alone, layers)
     kernels.use(None, None)
-    info = data.info(narrow)
-    for most_parts, block in SPLIT:
-        parts = split_lora.splits(data.pair.inputs, most_parts)
 
-        def run(parts: int = parts, block: int = block) -> None:
-            run_split(data, info, parts, block)
+    def row(what: str, run: Callable[[], None], **how: Any) -> dict[str, Any]:
+        found = {"pair": data.pair.name, "batch": data.batch, "what": what} | how
+        try:
+            return found | {"us": round(layer_us(run, layers) - alone, 2)}
+        except Exception as refused:  # blocks that do not fit into shared memory
+            return found | {"us": None, "refused": f"{type(refused).__name__}: {refused}"[:120]}
 
-        yield {
-            "pair": data.pair.name, "batch": data.batch, "what": "split", "grid": narrow, "parts": parts,
-            "block": block, "us": pair_us(run, layers), "error": split_error(kernels, data, info, parts),
-        }  # fmt: skip
-    yield {"pair": data.pair.name, "batch": data.batch, "what": "dense", "us": pair_us(data.dense, layers)}
+    wide, bounded = data.info(most), data.info(narrow)
+    yield {"pair": data.pair.name, "batch": data.batch, "what": "product", "us": round(alone, 2)}
+    yield row("dense", data.dense)
+    yield row("sglang", lambda: kernels.run(data, wide), grid=most)
+    yield row("bounded", lambda: kernels.run(data, bounded), grid=narrow)
+    for parts, block, early in HARLI:
+
+        def run(parts: int = parts, block: int | None = block, early: bool = early) -> None:
+            run_harli(data, bounded, parts, block, early)
+
+        found = row("harli", run, grid=narrow, parts=parts, block=block, early=early)
+        yield found if found["us"] is None else found | {"error": error(kernels, data, bounded, run)}
+    for name, choices in (("shrink", SHRINK), ("expand", EXPAND)):
+        for chosen in choices:
+            kernels.use(*((chosen, None) if name == "shrink" else (None, chosen)))
+            yield row(name, lambda: kernels.run(data, bounded), grid=narrow, **{name: chosen})
 
 
 def best(rows: list[dict[str, Any]], pair: str, batch: int, what: str) -> dict[str, Any] | None:
@@ -199,12 +211,16 @@ def best(rows: list[dict[str, Any]], pair: str, batch: int, what: str) -> dict[s
 
 
 def per_step(rows: list[dict[str, Any]], shape: dict[str, Any], batch: int) -> dict[str, float]:
-    """ms of all pairs of all layers. tuned: the bounded grid, less what the best blocks of either kernel save."""
-    total = dict.fromkeys(("sglang", "bounded", "tuned", "split", "dense"), 0.0)
+    """ms of all pairs of all layers."""
+    ways = ("product", "dense", "sglang", "bounded", "tuned", "harli", "harli_best")
+    total = dict.fromkeys(ways, 0.0)
+    set_rows = [r for r in rows if r.get("parts") == HARLI[0][0] and r["block"] is None and r["early"]]
     for pair in pairs(shape):
         us = {what: (best(rows, pair.name, batch, what) or {"us": float("nan")})["us"] for what in
-              ("sglang", "bounded", "shrink", "expand", "split", "dense")}  # fmt: skip
+              ("product", "dense", "sglang", "bounded", "shrink", "expand", "harli")}  # fmt: skip
         us["tuned"] = us["bounded"] - max(0.0, us["bounded"] - us["shrink"]) - max(0.0, us["bounded"] - us["expand"])
+        us["harli_best"] = us["harli"]
+        us["harli"] = (best(set_rows, pair.name, batch, "harli") or {"us": float("nan")})["us"]
         for what in total:
             total[what] += us[what] * shape["num_hidden_layers"] / 1e3
     return {what: round(ms, 3) for what, ms in total.items()}

@@ -26,7 +26,7 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from core.serving import exchange, lora_batch
+    from core.serving import exchange
     from core.serving.versions import require_sglang
 
     require_sglang()
@@ -41,7 +41,11 @@ def register() -> None:
     HookRegistry.register(f"{_KV_CACHE}._build_mha_kv_pool", _build_mha_kv_pool, around)
     HookRegistry.register(f"{_KV_CACHE}._build_token_to_kv_pool_allocator", _build_slot_allocator, around)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":  # whose LoRA kernels are torch's own
+        from core.serving import lora_batch, lora_kernels
+
         HookRegistry.register(lora_batch.TARGET, lora_batch.prepare_lora_batch, around)
+        HookRegistry.register(lora_kernels.SHRINK, lora_kernels.shrink, around)
+        HookRegistry.register(lora_kernels.EXPAND, lora_kernels.expand, around)
     HookRegistry.register(f"{_OPENAI}._parse_model_parameter", _parse_model_parameter, around)
     HookRegistry.register(f"{_MANAGER}.load_lora_adapter", exchange.load, around)
     HookRegistry.register(f"{_SIGNALS}.sigterm_handler", _sigterm, HookType.REPLACE)

@@ -33,16 +33,57 @@ class Info:
     weight_indices: torch.Tensor
 
 
+class Backend:
+    """Of SGLang's: one set of tensors for the batches of graphs, another for each other batch."""
+
+    max_loras_per_batch = 2
+
+    def __init__(self) -> None:
+        self.batch_info: Any = None
+        self.lm_head_batch_info: Any = "prefill's"
+        self.lm_head_pass_batch_infos: Any = "prefill's"
+        self.shared = torch.zeros(128, dtype=torch.int32)
+        self.written = 0
+
+    def prepare_lora_batch(self, forward_batch: Any, weight_indices: list[int], use_cuda_graph: bool, **_: Any) -> None:
+        place = self.shared if use_cuda_graph else torch.zeros(128, dtype=torch.int32)
+        place[: len(weight_indices)] = torch.tensor(weight_indices, dtype=torch.int32)
+        self.batch_info, self.written = Info(use_cuda_graph, place), self.written + 1
+
+
+def prepare(backend: Backend, slots: list[int], graph: bool = True, rank: int = 8) -> torch.Tensor:
+    """What the kernels see of a batch of requests with adapters in these slots."""
+    prepare_lora_batch(
+        Backend.prepare_lora_batch, backend, SimpleNamespace(batch_size=len(slots)), slots, [0, rank], [0.0, 1.0], graph
+    )
+    seen = backend.batch_info.weight_indices
+    assert isinstance(seen, torch.Tensor)
+    return seen
+
+
 @pytest.mark.parametrize("graph", [True, False])
 def test_a_captured_batch_shows_the_kernels_its_own_segments_in_the_same_memory(graph: bool) -> None:
-    whole = torch.arange(128)
-    backend = SimpleNamespace(batch_info=None, max_loras_per_batch=2)
-
-    def original(backend: Any, forward_batch: Any, **_: Any) -> None:
-        backend.batch_info = Info(graph, whole)
-
-    prepare_lora_batch(original, backend, SimpleNamespace(batch_size=32), weight_indices=[0] * 32)
-    seen = backend.batch_info.weight_indices
-    assert seen.data_ptr() == whole.data_ptr()
+    backend = Backend()
+    seen = prepare(backend, [1] * 32, graph)
+    assert (seen.data_ptr() == backend.shared.data_ptr()) == graph
     assert len(seen) == (4 if graph else 128)
-    assert len(whole) == 128
+    assert len(backend.shared) == 128
+
+
+def test_a_batch_like_the_one_before_it_is_left_as_it_is() -> None:
+    backend = Backend()
+    first = prepare(backend, [1, 0, 1])
+    prepare(backend, [0, 1], graph=False)  # a prefill between two decode steps
+    assert backend.written == 2
+    assert torch.equal(prepare(backend, [1, 0, 1]), first)
+    assert backend.written == 2
+    assert backend.lm_head_batch_info is None
+    assert backend.lm_head_pass_batch_infos is None
+
+
+@pytest.mark.parametrize("change", [{"slots": [1, 1, 1]}, {"slots": [1, 0]}, {"slots": [1, 0, 1], "rank": 4}])
+def test_what_changed_is_told_again(change: dict[str, Any]) -> None:
+    backend = Backend()
+    prepare(backend, [1, 0, 1])
+    prepare(backend, **change)
+    assert backend.written == 2
