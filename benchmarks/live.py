@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -73,10 +73,20 @@ NO_PEER = "2.2.2.2"  # the host of a prefill that SGLang takes as done
 class Served:
     """An engine in processes of its own; `with` starts and ends it.
 
-    memory: SGLang's mem_fraction_static, None for its default; more: further arguments of SGLang.
+    memory: SGLang's mem_fraction_static, None for its default; engine: settings of `core.config.EngineSettings`, upper
+    case, that win over those of the options; more: further arguments of SGLang.
     """
 
-    def __init__(self, kind: str, folder: Path, model: Path, options: Any, memory: float | None, **more: Any) -> None:
+    def __init__(
+        self,
+        kind: str,
+        folder: Path,
+        model: Path,
+        options: Any,
+        memory: float | None,
+        engine: Mapping[str, str] = {},
+        **more: Any,
+    ) -> None:
         self.kind, self.model = kind, model
         # Greedy answers need no sampling kernels, which would be compiled at the first start.
         arguments: dict[str, Any] = {"random_seed": 0, "sampling_backend": "pytorch", "grammar_backend": "none", **more}
@@ -99,6 +109,7 @@ class Served:
         }
         if options.attention:
             self._environment["HARLI_ENGINE__ATTENTION_BACKEND"] = options.attention
+        self._environment |= {f"HARLI_ENGINE__{name}": value for name, value in engine.items()}
         self._decode_only = more.get("disaggregation_mode") == "decode"
         self.http = httpx.Client(base_url=self.settings.engine_url, timeout=600.0)
         self.hello: Hello | None = None
@@ -293,10 +304,10 @@ class Bench:
         self.folder, self.options = folder, options
         self.pool = stack.enter_context(ThreadPoolExecutor(1))
         bundled = model_folder.ensure(Settings(data_dir=ROOT / ".cache"))
-        self.model = bundled if options.shape == "bundled" else _made_up(folder / options.shape, options.shape, bundled)
+        self.model = bundled if options.shape == "bundled" else made_up(folder / options.shape, options.shape, bundled)
         self.shape = json.loads((self.model / "config.json").read_text())
         self.vocabulary = min(self.shape["vocab_size"], 49_000)
-        self.data = options.data.resolve() if options.data is not None else _ingested(folder, bundled)
+        self.data = options.data.resolve() if options.data is not None else ingested(folder, bundled)
         self.adapted = not options.no_adapter
         self._adapter = _adapter(folder / "adapter", self.shape) if self.adapted else None
         self._engine: Served | None = None
@@ -540,7 +551,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
 # ---- what is served --------------------------------------------------------------------------------------------------
 
 
-def _made_up(folder: Path, shape: str, bundled: Path) -> Path:
+def made_up(folder: Path, shape: str, bundled: Path) -> Path:
     """A model folder without weights, with the bundled model's tokenizer."""
     folder.mkdir()
     for file in bundled.iterdir():
@@ -550,7 +561,7 @@ def _made_up(folder: Path, shape: str, bundled: Path) -> Path:
     return folder
 
 
-def _ingested(folder: Path, bundled: Path) -> Path:
+def ingested(folder: Path, bundled: Path) -> Path:
     """The sample data set, normalised."""
     from core.intake import dataset
 

@@ -1,15 +1,21 @@
 """What moving memory between KV cache and finetuning costs on this GPU.
 
-    python -m benchmarks.memory [--seconds 20] [--quiet 60] [--burst 60]
+    python -m benchmarks.memory [--data rows.parquet] [--seconds 20] [--quiet 20] [--burst 40]
 
 A KV cache of Llama-3-8B's shape (32 layers, 8 heads of 128, bf16) lies on the arena. Beside a decode step that is a
 captured graph reading all of the weights' bytes and the KV of 32 requests of 1,024 tokens, 64k tokens are mapped and
-unmapped by the arena's thread, 2 GiB of state are swapped out and back, and a job's memory is taken back.
+unmapped by another thread, and 2 GiB of state are swapped out and back. Stretches with and without that take turns.
 
-grow_64k_ms, shrink_64k_ms: wall time of one change off the step path, medians. decode_p50_ratio, decode_p99_ratio: the
-step while memory moves over the step undisturbed. reclaim_ms: from the wish to 64k tokens mapped, with the job's
-activations given up for it. swap_gib_s: of the slower way, out or back, at full rate; swap: both, and decode's p99
-meanwhile. headroom: `benchmarks.headroom`, on a card of 40 GiB.
+grow_64k_ms, shrink_64k_ms: wall time of one change off the step path, medians; the most beside them. decode_p50_ratio,
+decode_p99_ratio: the step while memory moves over the step undisturbed, and where 95 % of such ratios lie when the
+turns are drawn again. reclaim_ms: of an engine with a job at a burst of requests, the slowest of its reclaims, from
+when the first request was queued until the job's memory was free; raw_reclaim_ms: of the arena alone, all that a job
+has given up and 64k tokens mapped. swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the rate
+that the engine swaps with, and the share of decode steps meanwhile beyond twice the undisturbed median. headroom:
+`benchmarks.headroom`, on a card of 40 GiB.
+
+The arena's figures and each engine's are written to results/memory.json as soon as they are through. Without a GPU
+everything runs in a small form, to try the program: its figures say nothing, and go to results/memory_cpu.json.
 """
 
 from __future__ import annotations
@@ -18,56 +24,95 @@ import argparse
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from benchmarks import headroom, record
+from benchmarks.live import interval
 from core.memory.arena import Arena, open_arena, pages_of
 from core.memory.rows import Rows
 from core.memory.swap import Rate, Swappable, paced
+from core.runtime.memory import GPU_RATE
 
-LAYERS, HEADS, HEAD_DIM = 32, 8, 128
-TOKEN_BYTES = HEADS * HEAD_DIM * 2
-TOKENS = 64 * 1024
-WEIGHTS_BYTES = 15 * 2**30
-BATCH, CONTEXT = 32, 1024
 GIB = 2**30
+TURNS, SWAPS = 8, 4
+
+
+class Sizes(NamedTuple):
+    """Of the KV cache: layers, heads and their size; tokens: that are mapped and unmapped; weights, swapped: bytes;
+    batch, context: of decode."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    tokens: int
+    weights: int
+    batch: int
+    context: int
+    swapped: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Of K or V of one layer."""
+        return self.heads * self.head_dim * 2
+
+
+LLAMA_3_8B = Sizes(32, 8, 128, 64 * 1024, 15 * GIB, 32, 1024, 2 * GIB)
+SMALL = Sizes(4, 8, 128, 2048, GIB // 64, 2, 256, GIB // 16)
 
 
 class Step:
-    """A decode step's traffic as a graph: every weight is read once, and the KV of every request."""
+    """A decode step's traffic: every weight is read once, and the KV of every request. A graph on a GPU."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._weights = torch.zeros(WEIGHTS_BYTES // 2 // 8, 8, dtype=torch.bfloat16, device="cuda")
+    def __init__(self, rows: Rows, sizes: Sizes, device: torch.device) -> None:
+        self._weights = torch.zeros(sizes.weights // 2, dtype=torch.bfloat16, device=device)
+        width = sizes.heads * sizes.head_dim
         self._columns = [
-            rows.tensor(column, (rows.tokens, HEADS * HEAD_DIM), torch.bfloat16) for column in range(2 * LAYERS)
+            rows.tensor(column, (rows.tokens, width), torch.bfloat16)[: sizes.batch * sizes.context]
+            for column in range(2 * sizes.layers)
         ]
-        self._out = torch.zeros(8, dtype=torch.float32, device="cuda")
+        self._out = torch.zeros((), dtype=torch.float32, device=device)
+        self._graph = None
         self._run()
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._run()
 
     def _run(self) -> None:
-        self._out.copy_(self._weights.sum(0, dtype=torch.float32))
+        self._out.copy_(self._weights.sum(dtype=torch.float32))
         for column in self._columns:
-            self._out[0] += column[: BATCH * CONTEXT].sum(dtype=torch.float32)
+            self._out += column.sum(dtype=torch.float32)
 
-    def times(self, go_on: Callable[[], bool]) -> list[float]:
-        """ms of each step while `go_on()`, by events."""
+    def times(self, go_on: Callable[[], bool]) -> np.ndarray:
+        """ms of each step while `go_on()`. On a GPU between the ends of two steps, with the next one queued by then, as
+        SGLang's overlap scheduler does it: what this thread waits for its turn does not count."""
         taken = []
+        if self._graph is None:
+            while go_on():
+                taken.append(timed(self._run))
+            return np.array(taken)
+        last, this = self._launch(), self._launch()
         while go_on():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            self._graph.replay()
-            end.record()
-            end.synchronize()
-            taken.append(begin.elapsed_time(end))
-        return taken
+            following = self._launch()
+            this.synchronize()
+            taken.append(last.elapsed_time(this))
+            last, this = this, following
+        this.synchronize()
+        return np.array(taken)
+
+    def _launch(self) -> torch.cuda.Event:
+        """A step; its end."""
+        assert self._graph is not None
+        self._graph.replay()
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        return end
 
 
 def for_seconds(seconds: float) -> Callable[[], bool]:
@@ -75,101 +120,149 @@ def for_seconds(seconds: float) -> Callable[[], bool]:
     return lambda: time.perf_counter() < end
 
 
-def beside(step: Step, work: Callable[[], None]) -> list[float]:
-    """Step times while `work` runs in a thread."""
-    thread = threading.Thread(target=work)
+def beside(step: Step, work: Callable[[], None]) -> np.ndarray:
+    """Step times while `work` runs in a thread. Raises what it raises."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
     thread.start()
     taken = step.times(thread.is_alive)
     thread.join()
+    if failed:
+        raise failed[0]
     return taken
 
 
 def timed(call: Callable[[], object]) -> float:
+    """ms of a call."""
     begin = time.perf_counter()
     call()
     return (time.perf_counter() - begin) * 1e3
 
 
-def resizing(rows: Rows, small: int, large: int, seconds: float) -> tuple[Callable[[], None], list[float], list[float]]:
+def resize(rows: Rows, step: Step, small: int, large: int, seconds: float) -> tuple[dict[str, Any], np.ndarray]:
+    """What changing the KV cache's size costs, and the undisturbed steps."""
     grown: list[float] = []
     shrunk: list[float] = []
 
     def work() -> None:
-        go_on = for_seconds(seconds)
+        go_on = for_seconds(seconds / TURNS)
         while go_on():
             shrunk.append(timed(lambda: rows.resize(small)))
             grown.append(timed(lambda: rows.resize(large)))
 
-    return work, grown, shrunk
+    quiet, moved = [], []
+    for _ in range(TURNS):
+        quiet.append(step.times(for_seconds(seconds / TURNS)))
+        moved.append(beside(step, work))
+    undisturbed = np.concatenate(quiet)
+    found: dict[str, Any] = {
+        "grow_64k_ms": median(grown), "grow_64k_most_ms": max(grown), "shrink_64k_ms": median(shrunk),
+        "shrink_64k_most_ms": max(shrunk), "changes": len(grown) + len(shrunk),
+        "steps": [len(undisturbed), sum(map(len, moved))],
+    }  # fmt: skip
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        alone = float(np.quantile(undisturbed, share))
+        found[f"decode_{name}_ms"] = alone
+        found[f"decode_{name}_interval_ms"] = interval(quiet, lambda gaps, share=share: float(np.quantile(gaps, share)))
+        found[f"decode_{name}_ratio"] = float(np.quantile(np.concatenate(moved), share)) / alone
+        found[f"decode_{name}_ratio_interval"] = interval(
+            moved, lambda gaps, share=share, alone=alone: float(np.quantile(gaps, share)) / alone
+        )
+    return found, undisturbed
 
 
-def swap(arena: Arena, step: Step) -> dict[str, float]:
-    state = Swappable(arena, "job", [((2 * GIB // 4,), torch.float32)])
-    paced(state.back(), Rate())
-    state.tensors[0].normal_()
-    torch.cuda.synchronize()
-    seconds: dict[str, float] = {}
-
-    def work() -> None:
-        seconds["out"] = timed(lambda: paced(state.out(), Rate())) / 1e3
-        seconds["back"] = timed(lambda: paced(state.back(), Rate())) / 1e3
-
-    taken = beside(step, work)
-    return {
-        "out_gib_s": 2 / seconds["out"],
-        "back_gib_s": 2 / seconds["back"],
-        "decode_p99_ms": float(np.percentile(taken, 99)),
-    }
-
-
-def measure(seconds: float) -> dict[str, Any]:
-    """All figures; the arena takes 24 GiB."""
-    device = torch.device("cuda", 0)
-    arena = open_arena(device, 24 * GIB)
-    kept = BATCH * CONTEXT
-    rows = Rows(arena, "kv cache", [TOKEN_BYTES] * (2 * LAYERS), kept + TOKENS)
-    small, large = rows.rows_of(kept), rows.most
-    rows.resize(large)
-    step = Step(rows)
-    undisturbed = step.times(for_seconds(seconds))
-    work, grown, shrunk = resizing(rows, small, large, seconds)
-    disturbed = beside(step, work)
-    claim = arena.claim("job", 0)
+def reclaim(arena: Arena, rows: Rows, small: int, large: int) -> float:
+    """ms until a job that has all the rest has given it up and the KV cache has grown."""
     rows.resize(small)
-    claim.resize(arena.statistics().capacity - arena.statistics().used)
+    said = arena.statistics()
+    job = arena.reserve("job", said.capacity - said.used)
+    job.map(0, job.pages)
 
-    def reclaim() -> None:
-        claim.resize(0)
+    def run() -> None:
+        job.unmap(0, job.pages)
         rows.resize(large)
 
-    reclaimed = timed(reclaim)
+    return timed(run)
+
+
+def swap(arena: Arena, step: Step, size: int, rate: Rate, target_ms: float) -> dict[str, Any]:
+    """State that leaves and comes back beside decode, some times; the first time its page-locked memory is made."""
+    state = Swappable(arena, "job", [((size // 4,), torch.float32)])
+    paced(state.back(), Rate())
+    state.tensors[0].normal_()
+    if state.tensors[0].is_cuda:
+        torch.cuda.synchronize()
+    before = state.tensors[0].double().sum().item()
+    seconds: dict[str, list[float]] = {"out": [], "back": []}
+
+    def work() -> None:
+        for _ in range(SWAPS):
+            seconds["out"].append(timed(lambda: paced(state.out(), rate)) / 1e3)
+            seconds["back"].append(timed(lambda: paced(state.back(), rate)) / 1e3)
+
+    taken = beside(step, work)
+    if state.tensors[0].double().sum().item() != before:
+        raise AssertionError("what came back is not what went out")
+    found: dict[str, Any] = {"first_out_gib_s": size / GIB / seconds["out"][0]}
+    found |= {f"{way}_gib_s": size / GIB / median(of[1:]) for way, of in seconds.items()}
+    state.forget()
+    return found | {
+        "decode_p50_ms": float(np.quantile(taken, 0.5)), "decode_p99_ms": float(np.quantile(taken, 0.99)),
+        "target_ms": target_ms, "missed": float((taken > target_ms).mean()), "steps": len(taken),
+    }  # fmt: skip
+
+
+def measure(sizes: Sizes, device: torch.device, seconds: float) -> dict[str, Any]:
+    """All figures but the engines'; on a GPU the arena takes 24 GiB."""
+    kept = sizes.batch * sizes.context
+    columns = [sizes.token_bytes] * (2 * sizes.layers)
+    arena = open_arena(device, 2 * sum(columns) * (kept + sizes.tokens))
+    rows = Rows(arena, "kv cache", columns, kept + sizes.tokens)
+    small, large = rows.rows_of(kept), rows.most
+    rows.resize(large)
+    step = Step(rows, sizes, device)
+    step.times(for_seconds(min(1.0, seconds)))  # the clocks are up
+    found, undisturbed = resize(rows, step, small, large, seconds)
+    raw = [reclaim(arena, rows, small, large) for _ in range(3)]
     rows.resize(small)
-    swapped = swap(arena, step)
-    p50, p99 = (float(np.percentile(disturbed, q) / np.percentile(undisturbed, q)) for q in (50, 99))
-    return {
-        "tokens": TOKENS,
-        "pages": pages_of(arena, TOKENS * TOKEN_BYTES) * 2 * LAYERS,
-        "grow_64k_ms": median(grown),
-        "shrink_64k_ms": median(shrunk),
-        "decode_p50_ms": float(np.percentile(undisturbed, 50)),
-        "decode_p50_ratio": p50,
-        "decode_p99_ratio": p99,
-        "reclaim_ms": reclaimed,
-        "swap_gib_s": min(swapped["out_gib_s"], swapped["back_gib_s"]),
-        "swap": swapped,
-    }
+    target = 2.0 * float(np.quantile(undisturbed, 0.5))
+    full = swap(arena, step, sizes.swapped, Rate(), target)
+    return found | {
+        "tokens": sizes.tokens, "pages": pages_of(arena, sizes.tokens * sizes.token_bytes) * len(columns),
+        "raw_reclaim_ms": raw, "swap_gib_s": min(full["out_gib_s"], full["back_gib_s"]), "swap": full,
+        "swap_paced": swap(arena, step, sizes.swapped, GPU_RATE, target),
+    }  # fmt: skip
 
 
 def main() -> None:
+    """Measure and write; the arena first, since engines take longer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement of steps")
-    parser.add_argument("--quiet", type=float, default=60.0, help="seconds of the job alone, for the head-room")
-    parser.add_argument("--burst", type=float, default=60.0, help="seconds of requests beside it, at most")
+    parser.add_argument("--data", type=Path, help="a normalised data set for the job; without one the sample")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of the steps without and of those with changes")
+    parser.add_argument("--quiet", type=float, default=20.0, help="seconds of the job alone, for the head-room")
+    parser.add_argument("--burst", type=float, default=40.0, help="seconds of requests beside it, at most")
     arguments = parser.parse_args()
-    body = record.provenance("torch", "sglang") | {"gpu": torch.cuda.get_device_name()}
-    rows = headroom.measure(arguments.quiet, arguments.burst)  # first: the engines want the GPU to themselves
-    body |= measure(arguments.seconds) | {"headroom": rows}
-    print(record.write("memory", body))
+    gpu = torch.cuda.is_available()
+    name = "memory" if gpu else "memory_cpu"
+    body = record.provenance("torch", "sglang") | {"gpu": torch.cuda.get_device_name() if gpu else None}
+    body |= measure(
+        LLAMA_3_8B if gpu else SMALL, torch.device("cuda", 0) if gpu else torch.device("cpu"), arguments.seconds
+    )
+    print(record.write(name, body), body, flush=True)
+    if gpu:
+        torch.cuda.empty_cache()  # the engines want the GPU to themselves
+    body["headroom"] = []
+    for row in headroom.measure(arguments.data, arguments.quiet, arguments.burst):
+        body["headroom"].append(row)
+        body["reclaim_ms"] = max(body["headroom"][0]["reclaim_ms"], default=None)
+        print(record.write(name, body), row, flush=True)
 
 
 if __name__ == "__main__":

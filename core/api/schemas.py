@@ -481,7 +481,9 @@ class MemoryOwner(BaseModel):
 
 class Memory(BaseModel):
     """The arena that KV cache and finetuning share. `kept_bytes`: free, and ready to be mapped; `kv_tokens`: slots that
-    requests may hold now, of `kv_most_tokens`."""
+    requests may hold now, of `kv_most_tokens`; `reclaims`: how often finetuning gave memory up for the KV cache since
+    the engine's start; `reclaim_ms`: how long that took the last time, from when the first request was queued for it,
+    or from the decision where none was yet, until finetuning's pages were free."""
 
     page_bytes: int
     capacity_bytes: int
@@ -491,6 +493,8 @@ class Memory(BaseModel):
     kv_tokens: int
     kv_most_tokens: int
     owners: list[MemoryOwner] = []
+    reclaims: int = 0
+    reclaim_ms: float | None = None
 
 
 class TelemetryPoint(BaseModel):

@@ -38,10 +38,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     packed to `micro_batch_tokens` tokens. `evaluation_fraction` of the rows is held out. `patience`: evaluations in a
     row without improvement after which the job ends (0: never); `keep_best`: the adapter that is saved is that of the
     lowest evaluation loss; `sample`: the adapter of every evaluation is written, for the control plane to try.
+    `base_model`: the name of another model than the served one, out of those that the engine's hello names.
     """
 
     job_id: str
     tenant: str = "default"
+    base_model: str | None = None
     dataset_path: str
     adapter_name: str
     output_dir: str
@@ -97,7 +99,9 @@ class MemoryOwner(msgspec.Struct, frozen=True):
 
 class MemoryView(msgspec.Struct, frozen=True, kw_only=True):
     """The arena that KV cache and finetuning share. `kept_bytes`: free, and ready to be mapped; `kv_tokens`: slots that
-    requests may hold now, of `kv_most_tokens`."""
+    requests may hold now, of `kv_most_tokens`; `reclaims`: how often finetuning gave memory up for the KV cache so far;
+    `reclaim_ms`: how long that took the last time, from when the first request was queued for it, or from the decision
+    where none was yet, until finetuning's pages were free."""
 
     page_bytes: int
     capacity_bytes: int
@@ -107,6 +111,8 @@ class MemoryView(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     kv_most_tokens: int
     owners: tuple[MemoryOwner, ...] = ()
+    reclaims: int = 0
+    reclaim_ms: float | None = None
 
 
 # ---- engine → control ------------------------------------------------------------------------------------------------

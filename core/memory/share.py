@@ -8,6 +8,7 @@ the job stands still meanwhile (`ready`). The broker's thread gives the orders, 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -84,10 +85,17 @@ class StaticActivations:
 class JobShare:
     """`state` and `activations` of one job. All but `ready`, `settle` and `check` belongs to the broker's thread."""
 
-    def __init__(self, state: Swappable, activations: Activations, rate: Rate = Rate()) -> None:
+    def __init__(
+        self,
+        state: Swappable,
+        activations: Activations,
+        rate: Rate = Rate(),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.state, self.activations = state, activations
         self.closed = False
-        self._rate = rate
+        self._rate, self._clock = rate, clock
+        self.moved_at = clock()  # when the last order was carried out
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="harli-share")
         self._move: Future[None] | None = None
         self._goal = 0, 0  # pages of state and activations that it will have once all orders are carried out
@@ -187,6 +195,7 @@ class JobShare:
             except Exception as error:
                 logger.exception("memory of a job could not be moved")
                 self._failure = error
+            self.moved_at = self._clock()
 
         self._goal = goal
         self._move = self._thread.submit(run)

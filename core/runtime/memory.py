@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _EVERY_S = 0.02
 KV_OWNER = "kv cache"
 # About a fifth of what the link of a PCIe 5 card moves by its specification: the rest is decode's.
-_GPU_RATE = Rate(12.0 * 2**30)
+GPU_RATE = Rate(12.0 * 2**30)
 
 Code = Literal["memory_granted", "memory_reclaimed", "kv_grows", "kv_shrinks"]
 _WORDS: dict[Code, str] = {
@@ -58,6 +58,9 @@ class KvPool(Protocol):
     def asked(self) -> int:
         """That must be free before all requests that wait are taken up; 0 when none waits."""
 
+    def queued_since(self) -> float | None:
+        """When the first of the requests that wait was queued, on the clock of `time.perf_counter`."""
+
     def growth(self, steps: float) -> int:
         """That running requests take in so many decode steps."""
 
@@ -84,6 +87,9 @@ class Broker:
         self._share: JobShare | None = None
         self._looked_at = float("-inf")
         self._expecting = False  # pages for the KV cache are on their way out of the job
+        self._taken: tuple[JobShare, float] | None = None  # from whom, and since when, by a reclaim that is under way
+        self._reclaims = 0
+        self._reclaim_ms: float | None = None  # of the last one
         self._left = self._kv_and_spare()
         self._news: list[tuple[Code, str]] = []
 
@@ -106,7 +112,7 @@ class Broker:
             activations = MeteredActivations(arena, owner, ceiling, shared=[*frozen, *kept.tensors])
         else:
             activations = JobHeap(arena, owner, ceiling)
-        return self._admit(JobShare(kept, activations, self._rate)), activations
+        return self._admit(JobShare(kept, activations, self._rate, self._clock)), activations
 
     def slot_share(self, slot: SlotMemory) -> JobShare:
         """The share of a job that is about to begin in a captured slot. Raises `OutOfMemory` when the slot is more than
@@ -119,11 +125,11 @@ class Broker:
             )
         if self._share is not None:
             self._share.settle()
-        return self._admit(JobShare(slot.state, slot.activations, self._rate))
+        return self._admit(JobShare(slot.state, slot.activations, self._rate, self._clock))
 
     @property
     def _rate(self) -> Rate:
-        return _GPU_RATE if self._kv.arena.device_id >= 0 else Rate()
+        return GPU_RATE if self._kv.arena.device_id >= 0 else Rate()
 
     def _ceiling(self, state: Swappable) -> int:
         """Pages that a job with this state can ever have for its activations."""
@@ -175,6 +181,7 @@ class Broker:
         self._looked_at = now
         share = self._share
         self._expecting = self._expecting and share is not None and share.moving
+        self._time_reclaim()
         if share is not None and share.closed and not share.moving:
             self._share = None
         decision, self._ledger = decide(
@@ -187,6 +194,9 @@ class Broker:
         share = self._share
         if share is not None and (decision.drop_activations or decision.swap_out):
             pages = sum(share.takeable) if decision.swap_out else share.takeable[1]
+            if self._taken is None:
+                queued = self._kv.queued_since()
+                self._taken = share, self._looked_at if queued is None else min(queued, self._looked_at)
             over = restart()
             share.give_up_activations(over)
             if decision.swap_out:
@@ -197,6 +207,14 @@ class Broker:
         if share is not None and decision.grant and self._free_now() >= decision.grant:
             share.grant(decision.grant)
             self._note("memory_granted", decision.grant, decision.reason)
+
+    def _time_reclaim(self) -> None:
+        """How long the reclaim took that is through, if one is."""
+        if self._taken is None or self._taken[0].moving:
+            return
+        (share, since), self._taken = self._taken, None
+        self._reclaims += 1
+        self._reclaim_ms = (share.moved_at - since) * 1e3
 
     def _resize(self, decision: Decision) -> None:
         """Grow as far as there are pages by now, or shrink; what the job is about to give up comes at a later look."""
@@ -286,6 +304,8 @@ class Broker:
             owners=tuple(MemoryOwner(one.name, one.pages * page, one.high_water * page) for one in said.owners),
             kv_tokens=self._kv.size,
             kv_most_tokens=self._kv.most,
+            reclaims=self._reclaims,
+            reclaim_ms=self._reclaim_ms,
         )
 
 

@@ -146,6 +146,10 @@ class ElasticKV:
         held_back: float = ratio * sum(_ahead(request) for request in self._scheduler.running_batch.reqs)
         return ceil(held_back) + sum(self._need(request) for request in waiting)
 
+    def queued_since(self) -> float | None:
+        """When the first of the requests that wait was queued, on the clock of `time.perf_counter`."""
+        return min((one.time_stats.wait_queue_entry_time for one in self._scheduler.waiting_queue), default=None)
+
     def growth(self, steps: float) -> int:
         """Slots that running requests take in so many decode steps."""
         return ceil(sum(min(steps, _ahead(request)) for request in self._scheduler.running_batch.reqs))

@@ -37,6 +37,7 @@ class Kv:
         self._rows = Rows(self.arena, "kv cache", [128, 128], ROW * rows)
         self._rows.resize(rows)
         self.held = self.need = self.queued = 0
+        self.since: float | None = None
         self.fresh: list[tuple[int, int]] = []
         self.row_tokens = ROW
 
@@ -70,6 +71,9 @@ class Kv:
 
     def asked(self) -> int:
         return self.queued
+
+    def queued_since(self) -> float | None:
+        return self.since
 
     def growth(self, steps: float) -> int:
         return 0
@@ -171,6 +175,22 @@ def test_a_request_larger_than_what_is_left_sends_the_jobs_state_to_host_memory(
     bench.look()
     assert share.ready and bench.held() == {"kv cache": 40, "job 1": 40}
     assert torch.equal(share.state.tensors[0], content[: share.state.tensors[0].numel()])
+
+
+@pytest.mark.parametrize("queued", [True, False], ids=["of the first request that waits", "of the decision"])
+def test_how_long_a_reclaim_took_counts_from_the_moment(bench: Bench, queued: bool) -> None:
+    share = bench.running_job(pages=40)
+    assert (bench.broker.report().reclaims, bench.broker.report().reclaim_ms) == (0, None)
+    bench.kv.need = bench.kv.queued = 39 * ROW
+    bench.kv.since = bench.now + 0.25 if queued else None
+    share._order(lambda: time.sleep(0.05), (share.state.pages, 0))  # what is queued takes its time
+    bench.look(restart=lambda: setattr(bench, "now", bench.now + 0.5))
+    bench.now += 7.0  # nobody looked for so long
+    bench.look(0.0)
+    said = bench.broker.report()
+    assert (said.reclaims, said.reclaim_ms) == (1, pytest.approx(1250 if queued else 500))
+    bench.look()
+    assert bench.broker.report().reclaims == 1
 
 
 def test_nothing_is_granted_twice_while_pages_are_on_their_way(bench: Bench) -> None:
