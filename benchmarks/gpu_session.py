@@ -71,7 +71,7 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
     found = [
         Part("tests", "partitions, executor and captured tasklets on the device", 100,
              test("tests/serving/test_lora_kernels.py", "tests/partition/test_green.py",
-                  "tests/runtime/test_streams.py",
+                  "tests/runtime/test_streams.py", "tests/runtime/test_gpu_watch.py",
                   "tests/finetune/test_captured.py", "tests/finetune/test_captured_job.py")),
         Part("lora_kernels", "LoRA kernels, ours and SGLang's, whose best blocks are used from here on", 75,
              ["-m", "benchmarks.lora_kernels", "--configs", str(folder / "lora")]),
@@ -104,7 +104,9 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
         Part("batches", "the frontier at batches of 8 and 64", 160,
              [*frontier, "--batches", "8", "64", "--steps", "120", "--policies", "hybrid", "--few", "--seconds", "140",
               "--name", "frontier_batches"]),
-        Part("memory", "pages between KV cache and finetuning", 300, ["-m", "benchmarks.memory", "--seconds", "8"]),
+        Part("memory", "pages between KV cache and finetuning, and how many requests fit beside a job", 280,
+             ["-m", "benchmarks.memory", *(("--data", str(data)) if data else ()), "--seconds", "8", "--quiet", "12",
+              "--burst", "30"]),
     ]  # fmt: skip
 
 
