@@ -14,7 +14,7 @@ from app.ui.states import PART_TONES, badge
 from app.ui.table import Cell, Column, Row, Tone, cell, table
 from app.ui.text import number, percent, plain, size, span
 from app.ui.tiles import BarPart, Tile, tiles
-from core.api.schemas import Doctor, Engine, Live, Part
+from core.api.schemas import Doctor, Engine, Live, Part, TelemetryPoint
 
 _ENGINE_TONES: dict[str, Tone] = {"ready": "good", "lost": "bad", "absent": "warn"}
 _EXAMINE = "_examine"
@@ -24,7 +24,7 @@ _LEVELS: dict[str, Tone] = {"ok": "good", "note": "warn", "missing": "bad"}
 
 
 def figures(now: Live) -> list[Tile]:
-    """Memory and cache of this second, and how long the engine has been there."""
+    """Memory, power and cache of this second, and how long the engine has been there."""
     second = now.now
     kv_share = second.kv_used / second.kv_total if second is not None and second.kv_total else 0.0
     since = (datetime.now(UTC) - now.engine.since).total_seconds() if now.engine.since else None
@@ -34,10 +34,18 @@ def figures(now: Live) -> list[Tile]:
             "KV cache", percent(kv_share), "%",
             f"{number(second.kv_used)} / {number(second.kv_total)} tokens" if second else "", bar=(BarPart(kv_share),),
         ),
+        Tile("Power", *_power(second), help="What the whole GPU draws, as its driver tells it"),
         Tile("Decode step alone", number(now.engine.solo_itl_ms, 1), "ms", "median, measured at the start"),
         Tile("Parameters", number((now.engine.parameters or 0) / 1e6), "M", now.engine.dtype or ""),
         Tile("Running for", span(since) if since is not None else "–", "", now.engine.id or ""),
     ]  # fmt: skip
+
+
+def _power(second: TelemetryPoint | None) -> tuple[str, str, str]:
+    """Value, unit and note: what nobody measures is no zero."""
+    if second is None or second.power_w is None:
+        return "–", "", "told on a GPU only" if second is not None else ""
+    return number(second.power_w), "W", "of the whole GPU"
 
 
 def part_row(part: Part) -> Row:
@@ -78,7 +86,7 @@ def show_live() -> None:
     st.markdown(f"{badge(f'engine {engine.state}', _ENGINE_TONES[engine.state])} {plain(served)}")
     if engine.state == "absent":
         st.caption("No engine has reported yet. Loading a model takes seconds to minutes; the parts say how far it is.")
-    tiles(figures(now), key="engine", columns=5)
+    tiles(figures(now), key="engine", columns=6)
     show_parts()
 
 

@@ -59,7 +59,7 @@ def figures(minute: TelemetryPoint, second: TelemetryPoint, target: TargetInForc
             "%",
             f"decode {percent(minute.decode_share)} % · finetune {percent(minute.finetune_share)} %",
             help="How much of the device was in use in the last minute; and the share of its time that decode steps "
-            "and finetuning took",
+            "and finetuning took" + (f". It drew {number(minute.power_w)} W" if minute.power_w is not None else ""),
             bar=(BarPart(minute.decode_share, "decode"), BarPart(minute.finetune_share, "finetune")),
         ),
         Tile(

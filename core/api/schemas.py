@@ -522,6 +522,7 @@ class TelemetryPoint(BaseModel):
     decode_share: float = 0.0
     finetune_share: float = 0.0
     memory_bytes: int = 0
+    power_w: float | None = Field(None, description="what the GPU drew, watts; None where that is not told")
     plan: str = ""
     plan_after: float = 0.0
     plan_beside: float = 0.0

@@ -154,7 +154,8 @@ class Telemetry(Message, frozen=True, kw_only=True, tag=True):
     `itl` holds (gap in ms, tokens that saw it) for decode steps whose gap contains no prefill, `stalls` those that do;
     `ttft_ms` and `tpot_ms` one value per request that got its first token, respectively ended, in the interval.
     `tenant_itl` holds those of `itl` that requests of a tenant with targets of its own saw, by tenant.
-    `guard_pauses` and `guarded_s`: how often the guard acted, and how long finetuning stood still for it.
+    `guard_pauses` and `guarded_s`: how often the guard acted, and how long finetuning stood still for it. `power_w`:
+    what the GPU draws, watts; None where that is not told, as on a CPU.
     """
 
     engine_id: str
@@ -178,6 +179,7 @@ class Telemetry(Message, frozen=True, kw_only=True, tag=True):
     decode_share: float = 0.0
     finetune_share: float = 0.0
     memory_bytes: int = 0
+    power_w: float | None = None
     targets_version: int = 0
     plan: PlanView
     paused_reason: str | None = None

@@ -1,4 +1,5 @@
-"""What NVML tells of a GPU while an engine runs on it: how many of its SMs are busy, and that their clock has changed.
+"""What NVML tells of a GPU while an engine runs on it: how many of its SMs are busy, the power that it draws, and that
+the clock of its SMs has changed.
 
 Busy SMs are GPM's; plain NVML utilisation reads near 100 % for any kernel. A look takes up to some milliseconds, so a
 thread of its own takes it, and nobody waits for that.
@@ -7,6 +8,8 @@ thread of its own takes it, and nobody waits for that.
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,12 +25,14 @@ _LOOKS = 2
 
 
 class GpuWatch:
-    """`share` of the SMs that were busy between the last two looks, 0 to 1; None where the device or its driver cannot
-    tell, and before the second look."""
+    """`share` of the SMs that were busy between the last two looks, 0 to 1, and `power_w`, the watts that the whole
+    device drew meanwhile; None where the device or its driver cannot tell, and before the second look."""
 
-    def __init__(self, index: int, nvml: Any = pynvml) -> None:
+    def __init__(self, index: int, nvml: Any = pynvml, clock: Callable[[], float] = time.monotonic) -> None:
         self.share: float | None = None
-        self._nvml = nvml
+        self.power_w: float | None = None
+        self._nvml, self._clock = nvml, clock
+        self._energy: tuple[float, float] | None = None  # seconds and joules of the last look
         self._device = None
         self._samples: list[Any] = []
         self._clock_mhz = 0
@@ -47,9 +52,10 @@ class GpuWatch:
             threading.Thread(target=self._go_on, name="harli-gpu-watch", daemon=True).start()
 
     def look(self) -> None:
-        """Take `share` of the time since the last look, and the clock. Raises NVMLError."""
+        """Take `share` and `power_w` of the time since the last look, and the SMs' clock. Raises NVMLError."""
         if self._samples:
             self._take_share()
+        self._take_power()
         self._take_clock()
 
     def take_change(self) -> str:
@@ -67,6 +73,25 @@ class GpuWatch:
         nvml.nvmlGpmMetricsGet(asked)
         self.share = min(1.0, max(0.0, asked.metrics[0].value / 100))
         self._samples = [now, before]
+
+    def _take_power(self) -> None:
+        """By the energy that was used, where it is counted: what is drawn at a moment says little of half a second."""
+        nvml, now = self._nvml, self._clock()
+        try:
+            joules = nvml.nvmlDeviceGetTotalEnergyConsumption(self._device) / 1e3
+        except nvml.NVMLError:
+            self.power_w = self._present_power()
+            return
+        if self._energy is not None and now > self._energy[0]:
+            since, before = self._energy
+            self.power_w = (joules - before) / (now - since)
+        self._energy = now, joules
+
+    def _present_power(self) -> float | None:
+        try:
+            return float(self._nvml.nvmlDeviceGetPowerUsage(self._device)) / 1e3
+        except self._nvml.NVMLError:
+            return None
 
     def _take_clock(self) -> None:
         nvml = self._nvml
@@ -88,5 +113,5 @@ class GpuWatch:
             try:
                 self.look()
             except self._nvml.NVMLError:
-                self.share = None
+                self.share = self.power_w = None
                 return

@@ -37,6 +37,7 @@ class Interval:
         engine_id: str,
         device: torch.device,
         sm_share: float | None,
+        power_w: float | None,
         policy: str,
         latencies: Latencies,
         running: int,
@@ -50,7 +51,7 @@ class Interval:
         guarded_s: float,
         memory: MemoryView | None,
     ) -> Telemetry:
-        """The message for the interval that ends `now`; sm_share: of a GPU, where it is known."""
+        """The message for the interval that ends `now`; sm_share, power_w: of a GPU, where they are known."""
         seconds = max(now - self.started, 1e-9)
         steps = max(self.decode_steps, 1)
         return Telemetry(
@@ -81,6 +82,7 @@ class Interval:
             decode_share=min(1.0, self.decode_s / seconds),
             finetune_share=min(1.0, self.finetune_s / seconds),
             memory_bytes=_memory(device),
+            power_w=power_w,
             targets_version=targets_version,
             plan=PlanView(
                 policy=policy,

@@ -526,6 +526,7 @@ class Runtime:
                 engine_id=self._engine.hello.engine_id,
                 device=self._engine.device,
                 sm_share=self._engine.gpu.share if self._engine.gpu is not None else None,
+                power_w=self._engine.gpu.power_w if self._engine.gpu is not None else None,
                 policy=self._policy_name,
                 latencies=self._clock.take(),
                 running=len(load.running),

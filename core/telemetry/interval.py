@@ -64,8 +64,9 @@ class Interval:
     """`seconds` of measurements that end at `end` (Unix seconds).
 
     `judged` and `attained`: tokens of `itl` that a target applied to when they came, and those within it; `tenants`:
-    the same two of each tenant that has a target of its own. Counters are of the interval; `running` to `target_ms`
-    (the tightest ITL target of everyone) are as of its end.
+    the same two of each tenant that has a target of its own. Counters are of the interval; `energy_j` is what the GPU
+    used in those `metered_s` seconds of it in which its power was told. `running` to `target_ms` (the tightest ITL
+    target of everyone) are as of its end.
     """
 
     end: float
@@ -86,6 +87,8 @@ class Interval:
     busy_s: float = 0.0
     decode_s: float = 0.0
     finetune_s: float = 0.0
+    energy_j: float = 0.0
+    metered_s: float = 0.0
     after: float = 0.0
     beside: float = 0.0
     running: int = 0
@@ -133,6 +136,8 @@ def of_message(message: Telemetry, itl_ms: Mapping[str | None, float]) -> Interv
         busy_s=message.busy_share * message.interval_s,
         decode_s=message.decode_share * message.interval_s,
         finetune_s=message.finetune_share * message.interval_s,
+        energy_j=(message.power_w or 0.0) * message.interval_s,
+        metered_s=message.interval_s if message.power_w is not None else 0.0,
         after=message.plan.after * message.decode_steps,
         beside=message.plan.beside * message.decode_steps,
         running=message.running,
@@ -151,7 +156,7 @@ def of_message(message: Telemetry, itl_ms: Mapping[str | None, float]) -> Interv
 _WEIGHTED = ("itl", "stalls", "ttft", "tpot")
 _SUMMED = (
     "seconds", "judged", "attained", "decode_steps", "decode_tokens", "finetune_tokens", "tasklets", "busy_s",
-    "decode_s", "finetune_s", "after", "beside", "guard_pauses", "guarded_s",
+    "decode_s", "finetune_s", "energy_j", "metered_s", "after", "beside", "guard_pauses", "guarded_s",
 )  # fmt: skip
 _LAST = (
     "end", "running", "waiting", "kv_used", "kv_total", "memory_bytes", "plan", "plan_reason", "paused_reason",
@@ -209,6 +214,7 @@ def point(interval: Interval) -> TelemetryPoint:
         decode_share=min(1.0, interval.decode_s / seconds),
         finetune_share=min(1.0, interval.finetune_s / seconds),
         memory_bytes=interval.memory_bytes,
+        power_w=interval.energy_j / interval.metered_s if interval.metered_s > 0 else None,
         plan=interval.plan,
         plan_after=interval.after / steps,
         plan_beside=interval.beside / steps,

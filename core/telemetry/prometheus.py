@@ -53,6 +53,7 @@ class Totals:
         self._tenants: dict[str, tuple[float, float]] = {}
         self._buckets = {name: np.zeros(len(BOUNDS_MS) + 1) for name in _HISTOGRAMS}
         self._sums_s = dict.fromkeys(_HISTOGRAMS, 0.0)
+        self._energy_j = self._metered_s = 0.0
         self._last: Interval | None = None
 
     def add(self, interval: Interval) -> None:
@@ -67,6 +68,8 @@ class Totals:
             for tenant, (judged, attained) in interval.tenants.items():
                 before = self._tenants.get(tenant, (0.0, 0.0))
                 self._tenants[tenant] = before[0] + judged, before[1] + attained
+            self._energy_j += interval.energy_j
+            self._metered_s += interval.metered_s
             self._last = interval
 
     def families(self) -> Iterator[Metric]:
@@ -90,8 +93,13 @@ class Totals:
             if self._last is not None:
                 for name, (metric, text) in _GAUGES.items():
                     yield GaugeMetricFamily(metric, text, value=getattr(self._last, name))
+                if self._last.metered_s > 0:
+                    watts = self._last.energy_j / self._last.metered_s
+                    yield GaugeMetricFamily("harli_gpu_power_watts", "Power that the GPU draws", value=watts)
                 if self._last.memory is not None:
                     yield _arena(self._last.memory)
+            if self._metered_s > 0:  # absent where power is not told, rather than zero
+                yield CounterMetricFamily("harli_gpu_energy_joules", "Energy that the GPU used", value=self._energy_j)
 
 
 def _arena(memory: Mapping[str, Any]) -> GaugeMetricFamily:

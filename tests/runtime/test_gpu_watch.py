@@ -28,6 +28,8 @@ class Nvml:
     def __init__(self, supported: bool = True) -> None:
         self._supported, self.counter = supported, 0.0
         self.mhz, self.working = 1980, 100
+        self.millijoules: int | None = 5_000_000
+        self.milliwatts: int | None = 700_000
         self._seen: dict[int, float] = {}
 
     def nvmlInit(self) -> None: ...
@@ -53,6 +55,17 @@ class Nvml:
         assert kind == pynvml.NVML_CLOCK_SM
         return self.mhz
 
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: int) -> int:
+        return self._told(self.millijoules)
+
+    def nvmlDeviceGetPowerUsage(self, device: int) -> int:
+        return self._told(self.milliwatts)
+
+    def _told(self, value: int | None) -> int:
+        if value is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return value
+
     def nvmlGpmMetricsGet(self, asked: Any) -> None:
         assert (asked.version, asked.numMetrics, asked.metrics[0].metricId) == (1, 1, 2)
         before, now = (self._seen[pynvml.addressof(s.contents)] for s in (asked.sample1, asked.sample2))
@@ -77,10 +90,34 @@ def test_a_device_that_cannot_tell_its_busy_sms_tells_its_clock() -> None:
     assert "1200" in watch.take_change()
 
 
+def test_power_is_what_was_used_between_two_looks_over_their_time() -> None:
+    driver, seconds = Nvml(), [10.0]
+    watch = GpuWatch(0, driver, clock=lambda: seconds[0])
+    watch.look()
+    assert watch.power_w is None
+    for used, watts in ((200_000, 400.0), (0, 0.0), (150_000, 300.0)):
+        assert driver.millijoules is not None
+        driver.millijoules += used
+        seconds[0] += 0.5
+        watch.look()
+        assert watch.power_w == watts
+
+
+def test_a_device_that_counts_no_energy_tells_its_present_power_and_one_that_tells_neither_nothing() -> None:
+    driver = Nvml()
+    watch = GpuWatch(0, driver)
+    driver.millijoules = None
+    watch.look()
+    assert watch.power_w == 700.0
+    driver.milliwatts = None
+    clocked(watch, driver, 1980, 1980, 1200, 1200)
+    assert watch.power_w is None and "1200" in watch.take_change(), "the rest is told all the same"
+
+
 def test_a_device_that_is_not_there_is_let_be() -> None:
     watch = GpuWatch(1, Nvml())
     watch.start()
-    assert (watch.share, watch.take_change()) == (None, "")
+    assert (watch.share, watch.power_w, watch.take_change()) == (None, None, "")
 
 
 def clocked(watch: GpuWatch, driver: Nvml, *mhz: int, working: int = 100) -> None:
@@ -126,7 +163,7 @@ def test_a_busy_gpu_is_told_from_an_idle_one() -> None:
     torch.cuda.synchronize()
     time.sleep(0.3)
     watch.look()
-    idle = watch.share
+    idle, idle_w = watch.share, watch.power_w
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
         a @ a
@@ -134,3 +171,4 @@ def test_a_busy_gpu_is_told_from_an_idle_one() -> None:
     watch.look()
     assert idle is not None and idle < 0.3
     assert watch.share is not None and watch.share > 0.6
+    assert idle_w is None and watch.power_w is not None and 50 < watch.power_w < 2000

@@ -20,7 +20,8 @@ QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["
 def exported() -> dict[str, set[str]]:
     """Sample name → labels."""
     totals = Totals()
-    totals.add(iv.of_message(message(itl=[(9.0, 3)], tenant_itl={"acme": [(9.0, 3)]}), {None: 10.0, "acme": 10.0}))
+    report = message(itl=[(9.0, 3)], tenant_itl={"acme": [(9.0, 3)]}, power_w=400.0)
+    totals.add(iv.of_message(report, {None: 10.0, "acme": 10.0}))
     text = render(
         totals, jobs={"queued": 2}, targets=[("itl", 0.99, "", 45.0)], alerts={"warning": 1},
         parts=[("api", "ready", 0)], engine_ready=True, dispatcher=True,

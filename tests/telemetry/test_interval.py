@@ -57,6 +57,15 @@ def test_rates_are_of_the_whole_time_and_shares_are_weighted_by_it() -> None:
     assert point.time == datetime.fromtimestamp(0.5, UTC)
 
 
+def test_power_is_the_mean_of_the_time_in_which_it_was_told() -> None:
+    untold = iv.of_message(message(time=1.0, interval_s=8.0), {})
+    low = iv.of_message(message(time=1.5, interval_s=0.5, power_w=200.0), {})
+    high = iv.of_message(message(time=3.0, interval_s=1.5, power_w=600.0), {})
+    assert iv.point(untold).power_w is None
+    assert iv.point(iv.merge([untold, low, high])).power_w == 500.0
+    assert iv.point(iv.unpack(iv.pack(low))).power_w == 200.0
+
+
 def test_the_plans_means_are_per_decode_step() -> None:
     idle = iv.of_message(message(decode_steps=1, plan=PlanView(policy="p", after=9.0)), {})
     busy = iv.of_message(message(decode_steps=8, plan=PlanView(policy="p", layout="whole", after=0.0)), {})

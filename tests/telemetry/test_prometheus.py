@@ -38,6 +38,20 @@ def test_counters_grow_and_gauges_show_the_last() -> None:
     assert found["harli_itl_target_attained_tokens_total", ()] == 3
 
 
+def test_power_and_energy_are_those_of_the_gpu_and_absent_without_one() -> None:
+    totals = Totals()
+    totals.add(iv.of_message(message(interval_s=0.5), {}))
+    assert not [name for name, _ in samples(totals) if name.startswith("harli_gpu")]
+    for watts in (300.0, 500.0):
+        totals.add(iv.of_message(message(interval_s=0.5, power_w=watts), {}))
+    found = samples(totals)
+    assert (found["harli_gpu_power_watts", ()], found["harli_gpu_energy_joules_total", ()]) == (500, 400)
+    totals.add(iv.of_message(message(interval_s=0.5), {}))
+    found = samples(totals)
+    assert ("harli_gpu_power_watts", ()) not in found, "the last report did not tell it"
+    assert found["harli_gpu_energy_joules_total", ()] == 400
+
+
 def test_the_arena_is_shown_by_who_holds_it() -> None:
     view = MemoryView(
         page_bytes=1, capacity_bytes=100, used_bytes=90, high_water_bytes=100, kept_bytes=0, kv_tokens=6,
