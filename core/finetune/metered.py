@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from core.finetune.streamed import StreamedBase
 from core.finetune.trainer import Metric, Trainer
 from core.intake.chat import Encoded
 from core.link.messages import JobSpec
 from core.memory.arena import OutOfMemory
-from core.memory.share import GrowingActivations, JobShare
+from core.memory.share import GrowingActivations, JobShare, Moment
 from core.policy.types import TaskletKind
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ class MeteredTrainer(Trainer):
         *,
         base_name: str,
         resume_from: Path | None = None,
+        streamed: StreamedBase | None = None,
         new_share: Callable[[Sequence[torch.Tensor]], tuple[JobShare, GrowingActivations]],
     ) -> None:
-        super().__init__(model, spec, rows, base_name=base_name, resume_from=resume_from)
+        super().__init__(model, spec, rows, base_name=base_name, resume_from=resume_from, streamed=streamed)
         try:
             tensors = self._optimizer.tensors()
             self._place = {name: number for number, name in enumerate(tensors)}
@@ -60,10 +62,13 @@ class MeteredTrainer(Trainer):
         self.start_again()
         return kind
 
-    def start_again(self) -> None:
+    @property
+    def _present(self) -> bool:
+        return self.share.ready
+
+    def start_again(self) -> Moment | None:
         # Where the state is away nothing has been computed since it left, and its gradients cannot be touched.
-        if self.share.state.inside:
-            super().start_again()
+        return super().start_again() if self.share.state.inside else None
 
     def take_metrics(self) -> list[Metric]:
         self.share.check()
@@ -73,6 +78,7 @@ class MeteredTrainer(Trainer):
         copies = self.share.state.contents(self._place[name] for name in names)
         return dict(zip(names, copies, strict=True))
 
-    def close(self) -> None:
-        super().close()
-        self.share.close()
+    def close(self) -> Moment | None:
+        over = super().close()
+        self.share.close(over)
+        return over

@@ -42,7 +42,8 @@ class MicroBatchRun:
     """The state of one micro-batch between its tasklets. `loss` is the sum over its trained tokens once the head ran.
 
     `denominator` is what the summed loss is divided by before backward: the trained tokens of the whole optimizer step,
-    so that accumulation weighs every token alike. `dropout` None means evaluation: no backward.
+    so that accumulation weighs every token alike. `dropout` None means evaluation: no backward. `layer`: around what
+    computes with a layer, each time in the order of `layers`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class MicroBatchRun:
         train: bool,
         dropout: DropoutSeed | None,
         after_backward: Callable[[int], None] | None = None,
+        layer: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._core, self._head = model.model, model.lm_head
         self._batch = batch
@@ -62,6 +64,7 @@ class MicroBatchRun:
         self._train = train
         self._dropout = dropout
         self._after_backward = after_backward
+        self._layer = layer
         self._hidden: torch.Tensor | None = None
         self._gradient: torch.Tensor | None = None
         self._rotary: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -69,21 +72,34 @@ class MicroBatchRun:
         self._chunks = torch.split(batch.trained, loss_chunk_tokens), torch.split(batch.targets, loss_chunk_tokens)
         self._losses: list[torch.Tensor] = []
 
+    @property
+    def layers(self) -> list[int]:
+        """Those that the program computes with, in order."""
+        forward = list(range(len(self._core.layers)))
+        return forward + forward[::-1] if self._train else forward
+
     def tasklets(self) -> list[Tasklet]:
         """The micro-batch's program, in order."""
         layers = range(len(self._core.layers))
-        program = [Tasklet("forward", lambda i=i: self._forward(i)) for i in layers]  # type: ignore[misc]
+        program = [Tasklet("forward", lambda i=i: self._with_layer(self._forward, i)) for i in layers]  # type: ignore[misc]
         program += [
             Tasklet("head", lambda r=rows, t=targets: self._loss(r, t))  # type: ignore[misc]
             for rows, targets in zip(*self._chunks, strict=True)
         ]
         if self._train:
-            program += [Tasklet("backward", lambda i=i: self._backward(i)) for i in reversed(layers)]  # type: ignore[misc]
+            program += [
+                Tasklet("backward", lambda i=i: self._with_layer(self._backward, i))  # type: ignore[misc]
+                for i in reversed(layers)
+            ]
         return program
 
     def loss(self) -> float:
         """Summed loss of the trained tokens (nats); waits for the device."""
         return float(torch.stack(self._losses).sum()) if self._losses else 0.0
+
+    def _with_layer(self, run: Callable[[int], None], index: int) -> None:
+        with self._layer():
+            run(index)
 
     def _forward(self, index: int) -> None:
         if index == 0:

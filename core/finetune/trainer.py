@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,10 +24,12 @@ from core.finetune import checkpoint, evaluation, lora, schedule
 from core.finetune.batch import PackedBatch
 from core.finetune.checkpoint import Progress
 from core.finetune.optimizer import LoraOptimizer
+from core.finetune.streamed import StreamedBase, ready
 from core.finetune.tasklets import DropoutSeed, MicroBatchRun, Tasklet
 from core.intake import packing
 from core.intake.chat import Encoded
 from core.link.messages import JobSpec
+from core.memory.share import Moment
 from core.policy.types import TaskletKind
 
 if TYPE_CHECKING:
@@ -77,7 +80,8 @@ class NotFinite(HarliError):
 class Trainer:
     """`spec` trained on `rows` over `model` (frozen, as `views.shared_model` gives it).
 
-    Raises `Invalid` for rows that no micro-batch holds, for an empty data set and for a checkpoint of another job.
+    streamed: where that is its model, a base that is not served, loaded; it is unloaded when the job is closed. Raises
+    `Invalid` for rows that no micro-batch holds, for an empty data set and for a checkpoint of another job.
     """
 
     def __init__(
@@ -88,8 +92,10 @@ class Trainer:
         *,
         base_name: str,
         resume_from: Path | None = None,
+        streamed: StreamedBase | None = None,
     ) -> None:
         self.spec = spec
+        self._streamed = streamed
         self._rows = rows
         self._chunk = _head_chunk(model, spec.micro_batch_tokens)
         self._base = model
@@ -131,8 +137,18 @@ class Trainer:
         return evaluation.exhausted(self.progress, self.spec)
 
     def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
-        """The kinds of the next tasklets, at most `count`, up to the end of the open micro-batch or step."""
-        return tuple(tasklet.kind for tasklet in islice(self._queue, count))
+        """The kinds of the next tasklets, at most `count`, up to the end of the open micro-batch or step; of a base
+        that is streamed to a GPU those whose layers are there."""
+        kinds = tuple(tasklet.kind for tasklet in islice(self._queue, count))
+        if self._streamed is None or self._device.type == "cpu" or not self._present:
+            return kinds
+        self._streamed.window.feed()
+        return kinds[: ready(self._streamed.window, kinds)]
+
+    @property
+    def _present(self) -> bool:
+        """Its memory is there."""
+        return True
 
     @property
     def tokens_per_tasklet(self) -> float:
@@ -175,17 +191,22 @@ class Trainer:
         tensors = self._optimizer.tensors()
         return {name: tensors[name].detach().to("cpu", copy=True) for name in names}
 
-    def start_again(self) -> None:
-        """Give up what has been computed of the open optimizer step or evaluation; it starts again."""
+    def start_again(self) -> Moment | None:
+        """Give up what has been computed of the open optimizer step or evaluation; it starts again. Answers when what
+        is queued is over, None when nothing is."""
+        over = self._streamed.window.stop() if self._streamed is not None else None
         self._queue.clear()
         with torch.inference_mode(False):  # whoever asks may be in it
             self._optimizer.clear()
             self._refill()
+        return over
 
-    def close(self) -> None:
-        """Take the LoRA modules out of the shared model and free what the job holds."""
+    def close(self) -> Moment | None:
+        """Take the LoRA modules out of the shared model and free what the job holds. Answers when what is queued is
+        over, None when nothing is."""
         self._queue.clear()
         self._model.unload()  # type: ignore[operator]
+        return self._streamed.unload() if self._streamed is not None else None
 
     # ---- program -----------------------------------------------------------------------------------------------------
 
@@ -215,12 +236,12 @@ class Trainer:
                 train=True,
                 dropout=DropoutSeed(self.spec.seed, first + n) if self.spec.lora.dropout > 0 else None,
                 after_backward=self._collect,
+                layer=self._layer,
             )
             for n, batch in enumerate(batches)
         ]
         self._model.train()
-        for run in runs:
-            self._queue.extend(run.tasklets())
+        self._begin(runs)
         tokens = sum(batch.tokens for batch in batches)
         self._queue.append(Tasklet("optimizer", lambda: self._update(runs, denominator, tokens)))
         self._queue_tokens = tokens / len(self._queue)
@@ -237,15 +258,24 @@ class Trainer:
                 loss_chunk_tokens=self._chunk,
                 train=False,
                 dropout=None,
+                layer=self._layer,
             )
             for batch in batches
         ]
         self._model.eval()
-        for run in runs:
-            self._queue.extend(run.tasklets())
+        self._begin(runs)
         last = self._queue.pop()
         self._queue.append(Tasklet(last.kind, lambda: self._finish_evaluation(last, runs, denominator)))
         self._queue_tokens = 0.0
+
+    def _begin(self, runs: Sequence[MicroBatchRun]) -> None:
+        for run in runs:
+            self._queue.extend(run.tasklets())
+        if self._streamed is not None:
+            self._streamed.window.follow([layer for run in runs for layer in run.layers])
+
+    def _layer(self) -> AbstractContextManager[None]:
+        return self._streamed.window.computing() if self._streamed is not None else nullcontext()
 
     def _batch(self, pack: Sequence[int]) -> PackedBatch:
         rows = [self._rows[i] for i in pack]
@@ -340,6 +370,8 @@ def _by_layer(parameters: dict[str, torch.nn.Parameter], layers: int) -> list[li
 def _fingerprint(spec: JobSpec, rows: Sequence[Encoded]) -> str:
     """What must be the same for a checkpoint to fit: everything that shapes the sequence of updates."""
     relevant = {key: value for key, value in msgspec.to_builtins(spec).items() if key not in _UNRELATED}
+    if spec.base_model is None:  # as it was before jobs had one
+        del relevant["base_model"]
     digest = hashlib.sha256(msgspec.json.encode(relevant))
     for row in rows:
         digest.update(row.ids.tobytes())

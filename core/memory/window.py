@@ -15,14 +15,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from core.errors import Unavailable
-from core.memory.share import Moment
-from core.memory.swap import ALIGN, WINDOW_BYTES, Rate, Shapes
+from core.memory.arena import ArenaFull
+from core.memory.share import GrowingActivations, Moment
+from core.memory.swap import ALIGN, WINDOW_BYTES, Rate, Scratch, Shapes
 
 # What the rate gives for so long may be copied at once: nobody asks for more between two decode steps.
 _BURST_S = 0.02
@@ -330,3 +331,44 @@ class LayerWindow:
         if not self._seen[slot] and there is not None:
             self._seen[slot] = there.query()
         return self._seen[slot]
+
+
+class WindowedActivations:
+    """Those of a job whose frozen weights go through a window, which lies in `frozen`: that is dropped with them, since
+    host memory has it all. `growing`: the others."""
+
+    def __init__(self, frozen: Scratch, growing: GrowingActivations) -> None:
+        self._frozen, self._growing = frozen, growing
+
+    @property
+    def held(self) -> int:
+        return self._frozen.mapped + self._growing.held
+
+    @property
+    def promised(self) -> int:
+        return self._growing.promised
+
+    @property
+    def needed(self) -> int:
+        return self._frozen.pages + max(self._growing.needed, self._growing.held)
+
+    def grant(self, pages: int) -> None:
+        missing = self._frozen.pages - self._frozen.mapped
+        if missing:
+            self._frozen.map()
+        try:
+            self._growing.grant(pages - missing)
+        except ArenaFull:
+            if missing:
+                self._frozen.unmap()
+            raise
+
+    def give_up(self) -> None:
+        self._frozen.unmap()
+        self._growing.give_up()
+
+    def computing(self) -> AbstractContextManager[None]:
+        return self._growing.computing()
+
+    def ask(self) -> bool:
+        return self._growing.ask()

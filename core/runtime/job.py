@@ -153,12 +153,7 @@ class JobRun:
     def start_again(self) -> Moment | None:
         """Give up what has been computed of the open optimizer step, and with it the memory that it holds; answers when
         what is queued is over, None when nothing is."""
-        trainer = self._trainer
-        if isinstance(trainer, CapturedJob):
-            return trainer.start_again()
-        if trainer is not None:
-            trainer.start_again()
-        return None
+        return self._trainer.start_again() if self._trainer is not None else None
 
     def stop(self, save: bool) -> None:
         """End now: with the adapter as it stands, or with nothing."""

@@ -28,13 +28,14 @@ def model(
     seed: int = 0,
     vocabulary: int = VOCABULARY,
     hidden: int = 32,
+    layers: int = 2,
 ) -> PreTrainedModel:
-    """A random two-layer model whose loss can fall."""
+    """A random small model whose loss can fall."""
     config = AutoConfig.for_model(
         family,
         hidden_size=hidden,
         intermediate_size=hidden * 3 // 2,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=hidden // 4,
