@@ -21,6 +21,7 @@ everything runs in a small form, to try the program: its figures say nothing, an
 from __future__ import annotations
 
 import argparse
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -256,6 +257,7 @@ def main() -> None:
         LLAMA_3_8B if gpu else SMALL, torch.device("cuda", 0) if gpu else torch.device("cpu"), arguments.seconds
     )
     print(record.write(name, body), body, flush=True)
+    gc.collect()
     if gpu:
         torch.cuda.empty_cache()  # the engines want the GPU to themselves
     body["headroom"] = []

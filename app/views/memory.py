@@ -9,7 +9,7 @@ from app.ui.data import REFRESH_S, live, notices, telemetry
 from app.ui.page import elsewhere, heading, reading
 from app.ui.states import MEMORY_CODES
 from app.ui.table import Cell, Column, Row, cell, table
-from app.ui.text import number, percent, plain, size
+from app.ui.text import ms, number, percent, plain, size
 from app.ui.theme import colours
 from app.ui.tiles import BarPart, Tile, tiles
 from core.api.schemas import Memory, MemoryOwner, Notice
@@ -43,7 +43,12 @@ def figures(memory: Memory, kv_used: int) -> list[Tile]:
             f"{percent(memory.kv_tokens / (memory.kv_most_tokens or 1))} % of it now",
             help="What the KV cache grows to when requests need it, at finetuning's cost",
         ),
-        Tile("Finetuning", size(jobs), "", "parameters, optimizer, activations"),
+        Tile(
+            "Finetuning", size(jobs), "",
+            "parameters, optimizer, activations" if memory.reclaim_ms is None
+            else f"gave memory up {number(memory.reclaims)} times, last in {ms(memory.reclaim_ms)} ms",
+            help="From when the first request was queued for the memory until it was free",
+        ),
         Tile("Free", size(memory.capacity_bytes - memory.used_bytes), "", f"{size(memory.kept_bytes)} ready to map"),
     ]  # fmt: skip
 

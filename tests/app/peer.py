@@ -196,4 +196,6 @@ def _memory(training: bool) -> MemoryView:
         kv_tokens=6144 if training else 8192,
         kv_most_tokens=8192,
         owners=(MemoryOwner("kv cache", 4 * quarter - job, 4 * quarter), MemoryOwner("job 1", job, quarter)),
+        reclaims=3 if training else 0,
+        reclaim_ms=31.4 if training else None,
     )

@@ -26,3 +26,4 @@ def test_the_arena_is_shown_with_those_who_share_it(
     quiet.client.submit_job(dataset="memory-rows", adapter_name="memory-adapter")
     expect(tile(page, "KV cache")).to_contain_text("6,144")
     expect(tile(page, "Finetuning")).to_contain_text("160.0 MiB")
+    expect(tile(page, "Finetuning")).to_contain_text("gave memory up 3 times, last in 31.4 ms")
