@@ -274,11 +274,13 @@ def p99(gaps: np.ndarray) -> float:
 
 
 def told(seen: Sequence[Telemetry], target_ms: float) -> dict[str, Any]:
-    """What reports add up to. missed: share of the gaps without a prefill in them that were longer than the target."""
+    """What reports add up to. missed: share of the gaps without a prefill in them that were longer than the target;
+    busy: share of the SMs that were busy; power_w: of the GPU, None where nothing tells it."""
     itl = [one for report in seen for one in report.itl]
     stalls = [one for report in seen for one in report.stalls]
     seconds = sum(report.interval_s for report in seen) or 1e-9
     gaps = sum(count for _, count in itl)
+    metered = [(report.power_w, report.interval_s) for report in seen if report.power_w is not None]
     layouts = Counter(report.plan.layout for report in seen)
     return {
         "seconds": round(seconds, 1), "steps": sum(report.decode_steps for report in seen), "gaps": gaps,
@@ -289,6 +291,8 @@ def told(seen: Sequence[Telemetry], target_ms: float) -> dict[str, Any]:
         "tpot_p99_ms": quantile([(ms, 1) for report in seen for ms in report.tpot_ms], 0.99),
         "decode_tokens_s": round(sum(report.decode_tokens for report in seen) / seconds),
         "finetune_tokens_s": round(sum(report.finetune_tokens for report in seen) / seconds),
+        "busy": round(sum(report.busy_share * report.interval_s for report in seen) / seconds, 3),
+        "power_w": round(sum(watts * s for watts, s in metered) / sum(s for _, s in metered)) if metered else None,
         "most_running": max((report.running for report in seen), default=0),
         "guard_pauses": sum(report.guard_pauses for report in seen), "layouts": dict(layouts.most_common(4)),
     }  # fmt: skip
