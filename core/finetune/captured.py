@@ -21,12 +21,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
 import torch
 
 from core.errors import HarliError
 from core.finetune.fused import FusedStep, FusedWeights, LoraState, Shape, Work, pack_inputs
+from core.finetune.streamed import StreamedBase, ready
 from core.intake.packing import MicroBatch
 from core.memory.slot import SlotMemory
 from core.memory.swap import Swappable
@@ -41,6 +44,9 @@ _KINDS: dict[str, TaskletKind] = {
 }
 
 
+_TIMED = 5  # runs of a tasklet that is timed
+# Work that computes with a layer's frozen weights.
+_WITH_LAYER = ("forward", "recompute", "backward")
 # Masters and moments, by the names that a checkpoint gives them.
 _KEPT = ("master", "exp_avg", "exp_avg_sq")
 
@@ -80,6 +86,11 @@ class Program(NamedTuple):
     def kinds(self) -> tuple[TaskletKind, ...]:
         """The kinds of its tasklets, in order."""
         return tuple(_KINDS[work.name] for work in self.work)
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that it computes with, in order."""
+        return [work.part for work in self.work if work.name in _WITH_LAYER]
 
 
 class JobState:
@@ -132,9 +143,10 @@ class CapturedTrainer:
 
     memory: the part of the arena that the buffers lie in, mapped for the capture and from then on the caller's to map
     and unmap: tasklets are launched while all of it is `present`, a program from its beginning after it was mapped
-    again. Without it they lie in torch's memory. capture_s: seconds that the capture took; memory_bytes: device memory
-    that buffers and graphs took. Must be made on a thread that may synchronise the device. All methods but `JobState`'s
-    return without waiting for the device.
+    again. Without it they lie in torch's memory. streamed: where the weights are those of a base that is not served; it
+    has to be loaded while tasklets are launched, each once its layer is `there`. capture_s: seconds that the capture
+    took; memory_bytes: device memory that buffers and graphs took. Must be made on a thread that may synchronise the
+    device. All methods but `JobState`'s and `alone_ms` return without waiting for the device.
     """
 
     def __init__(
@@ -143,8 +155,10 @@ class CapturedTrainer:
         slot: Slot,
         streams: Sequence[torch.cuda.Stream],
         memory: SlotMemory | None = None,
+        streamed: StreamedBase | None = None,
     ) -> None:
         self.slot = slot
+        self.streamed = streamed
         self.streams = tuple(streams)
         self._on = [torch.cuda.stream(stream) for stream in self.streams]  # making one takes longer than a launch
         self._device = weights.embed.device
@@ -198,6 +212,24 @@ class CapturedTrainer:
     def shape(self) -> Shape:
         """Of the model."""
         return self._fused.weights.shape
+
+    def alone_ms(self) -> dict[TaskletKind, float]:
+        """Median ms of a tasklet of each kind on the first stream, over whatever the buffers hold; of the optimizer's
+        too, so that a job has to be loaded anew. Waits for the device."""
+        kinds: dict[TaskletKind, float] = {}
+        stream = self.streams[0]
+        for name, kind in _KINDS.items():
+            graph = self._graphs[0].get(Work(name))  # type: ignore[arg-type]
+            if graph is None or kind in kinds:
+                continue
+            moments = [torch.cuda.Event(enable_timing=True) for _ in range(_TIMED + 1)]  # type: ignore[no-untyped-call]
+            with self._on[0]:
+                for moment in moments:
+                    graph.replay()
+                    moment.record(stream)
+            moments[-1].synchronize()
+            kinds[kind] = median(one.elapsed_time(other) for one, other in pairwise(moments))
+        return kinds
 
     @property
     def heads(self) -> int:
@@ -254,8 +286,13 @@ class CapturedTrainer:
         self._fused.publish()
         self._mapping = self.memory.mappings if self.memory is not None else 0
 
-    def over(self, partition: int) -> torch.cuda.Event:
-        """When everything that was launched is through; partition: where the last tasklet was launched."""
+    def leave_off(self, partition: int) -> torch.cuda.Event:
+        """Launch nothing more of the program, or all of it from its beginning. Answers when everything that was
+        launched is through; partition: where the last tasklet was launched."""
+        if self.streamed is not None:
+            window = self.streamed.window
+            self.streams[partition].wait_event(window.stop())  # type: ignore[arg-type]
+            window.follow(self._program.layers if self._program is not None else ())
         event: torch.cuda.Event = self.streams[partition].record_event()
         return event
 
@@ -302,6 +339,8 @@ class CapturedTrainer:
     def load(self, program: Program) -> tuple[TaskletKind, ...]:
         """Make it the program whose tasklets `launch` launches; returns their kinds."""
         self._program = program
+        if self.streamed is not None:
+            self.streamed.window.follow(program.layers)
         return program.kinds
 
     def load_step(self, batches: Sequence[MicroBatch], learning_rate: float) -> tuple[TaskletKind, ...]:
@@ -315,6 +354,14 @@ class CapturedTrainer:
     def kinds(self) -> tuple[TaskletKind, ...]:
         """The kinds of the loaded program's tasklets, in order."""
         return self._program.kinds if self._program is not None else ()
+
+    def there(self, kinds: Sequence[TaskletKind]) -> int:
+        """How many of the tasklets that come next, of these kinds, may be launched: all of them, but where layers are
+        streamed. Its memory has to be present."""
+        if self.streamed is None:
+            return len(kinds)
+        self.streamed.window.feed()
+        return ready(self.streamed.window, kinds)
 
     def launch(self, partition: int, index: int) -> None:
         """Launch tasklet `index` of the program on the partition's stream; in order, each exactly once."""
@@ -332,7 +379,13 @@ class CapturedTrainer:
                         self._begin()
             if index in program.inputs:
                 buffers.inputs.copy_(program.inputs[index], non_blocking=True)
-            self._graphs[partition][program.work[index]].replay()
+            work = program.work[index]
+            window = self.streamed.window if self.streamed is not None and work.name in _WITH_LAYER else None
+            if window is not None:
+                window.enter(self.streams[partition])
+            self._graphs[partition][work].replay()
+            if window is not None:
+                window.leave(self.streams[partition])
             if index == len(program.work) - 1:
                 self._report(program)
 

@@ -53,7 +53,8 @@ class CapturedSnapshot:
 
 
 class CapturedJob:
-    """`spec` trained on `rows` in the slot `compute`, over `model` (frozen, as `views.shared_model` gives it).
+    """`spec` trained on `rows` in the slot `compute`, over `model` (frozen, as `views.shared_model` gives it, or the
+    model of the slot's streamed base, loaded; that is unloaded when the job is closed).
 
     new_share: makes the share of the slot's part of the arena, where it has one; nothing is launched before that is
     ready. Raises `Invalid` for dropout, a rank that the slot does not hold, another micro-batch size, rows that no
@@ -137,8 +138,10 @@ class CapturedJob:
 
     def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
         """The kinds of the next tasklets, at most `count`, up to the end of the open step. There are none while the
-        device has yet to come to the end of an evaluation that decides something."""
-        return tuple(islice(self._kinds, count))
+        device has yet to come to the end of an evaluation that decides something, and of a streamed base only those
+        whose layers are on the device."""
+        kinds = tuple(islice(self._kinds, count))
+        return kinds[: self._compute.there(kinds)] if self._ready else kinds
 
     @property
     def tokens_per_tasklet(self) -> float:
@@ -147,8 +150,8 @@ class CapturedJob:
 
     def launch(self, partition: int) -> TaskletKind | None:
         """Launch the next tasklet on the partition's stream, behind the one before it, whose order the caller sees to;
-        None when there is none left."""
-        if not self._kinds or not self._ready:
+        None when there is none left, or none that may be launched yet."""
+        if not self._kinds or not self._ready or not self._compute.there((self._kinds[0],)):
             return None
         kind = self._kinds.popleft()
         self._compute.launch(partition, self._launched)
@@ -170,7 +173,7 @@ class CapturedJob:
         if self._kinds:
             self._kinds = deque(self._loaded.kinds)
             self._launched = 0
-        return self._compute.over(self._partition)
+        return self._compute.leave_off(self._partition)
 
     def take_metrics(self) -> list[Metric]:
         """What the device has measured since the last call. Raises `NotFinite`; the job is then to be closed."""
@@ -223,8 +226,11 @@ class CapturedJob:
 
     def _leave(self) -> None:
         self._model.unload()  # type: ignore[operator]
+        over = self._compute.leave_off(self._partition)
+        if self._compute.streamed is not None:
+            self._compute.streamed.unload()
         if self._share is not None:
-            self._share.close(self._compute.over(self._partition))
+            self._share.close(over)
 
     # ---- program -----------------------------------------------------------------------------------------------------
 

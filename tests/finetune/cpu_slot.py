@@ -12,10 +12,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from core.finetune import captured, views
+from core.finetune import base_folder, captured, views
 from core.finetune.captured import CapturedTrainer, Slot
 from core.finetune.captured_job import CapturedJob
 from core.finetune.fused import FusedStep, FusedWeights, Work
+from core.finetune.streamed import StreamedBase
 from core.intake import packing
 from core.intake.packing import MicroBatch
 from core.link.messages import JobSpec
@@ -96,15 +97,33 @@ class _Graph:
 
 
 class CpuSlot(CapturedTrainer):
-    """A slot over `source`'s weights, on the arena where there is one."""
+    """A slot over `source`'s weights, on the arena where there is one; there, with a window of so many layers, over a
+    folder of them that is streamed."""
 
-    def __init__(self, source: PreTrainedModel, path: Path, arena: Arena | None) -> None:
-        served = small.Served(source)
-        self._model = views.shared_model(served, small.folder(source, path))
-        self.slot = Slot(RANK, TOKENS)
-        self.memory = SlotMemory(arena, no_room) if arena is not None else None
-        fused = FusedWeights.of(served, self._model)
-        self._fused = FusedStep(fused, rank=RANK, micro_batch_tokens=TOKENS, place=self.memory)
+    def __init__(
+        self,
+        source: PreTrainedModel,
+        path: Path,
+        arena: Arena | None,
+        window: int | None = None,
+        recompute: bool = False,
+    ) -> None:
+        self.slot = Slot(RANK, TOKENS, recompute)
+        memory = self.memory = SlotMemory(arena, no_room) if arena is not None else None
+        self.streamed = None
+        if window is not None:
+            assert memory is not None
+            source.save_pretrained(path)
+            folder = base_folder.read(path, torch.float32)
+            self.streamed = StreamedBase(
+                folder, window, memory.buffer, device=torch.device("cpu"), mappings=lambda: memory.mappings
+            )
+            self._model, fused = self.streamed.model, self.streamed.fused()
+        else:
+            served = small.Served(source)
+            self._model = views.shared_model(served, small.folder(source, path))
+            fused = FusedWeights.of(served, self._model)
+        self._fused = FusedStep(fused, rank=RANK, micro_batch_tokens=TOKENS, recompute=recompute, place=self.memory)
         self._graphs = [{work: _Graph(self._fused, work) for work in self._fused.every_work()}]  # type: ignore[misc]
         self._device = torch.device("cpu")
         self.streams, self._on = (Stream(),), [nullcontext()]  # type: ignore[assignment,list-item]
@@ -115,6 +134,8 @@ class CpuSlot(CapturedTrainer):
 
     def job(self, spec: JobSpec, resume_from: Path | None = None) -> CapturedJob:
         """A job in the slot; where there is an arena, its share is the test's to grant."""
+        if self.streamed is not None:
+            self.streamed.load()
         return CapturedJob(
             self, self._model, spec, small.rows(), base_name="small", resume_from=resume_from,
             new_share=self._new_share if self.memory is not None else None,

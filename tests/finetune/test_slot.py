@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from core.finetune.captured_job import CapturedJob
 from core.finetune.fused import FusedStep, Work, pack_inputs
@@ -15,6 +16,7 @@ from core.memory import _arena
 from core.memory.arena import Arena
 from core.memory.share import JobShare
 from core.memory.slot import SlotMemory
+from core.memory.swap import Rate
 from tests.finetune import small
 from tests.finetune.cpu_slot import CpuSlot, no_room, on_a_cpu, weights
 
@@ -138,6 +140,62 @@ def test_a_job_that_is_away_is_kept_and_the_next_one_gets_the_slot(arena: Arena,
     assert isinstance(slot.share, JobShare)
     slot.share.settle()
     assert arena.statistics().used == 0
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_a_streamed_base_has_the_losses_of_the_whole_one_whatever_is_taken_meanwhile(
+    window: int, recompute: bool, arena: Arena, tmp_path: Path
+) -> None:
+    """To the last bit, since the same work is done on the same weights."""
+    spec = small.spec(tmp_path, max_steps=4, accumulation=2, evaluation_fraction=0.25, evaluate_every=2)
+
+    def source() -> PreTrainedModel:
+        return small.model("qwen3", layers=5, tied=False)
+
+    alone = losses_of(CpuSlot(source(), tmp_path / "plain", None, recompute=recompute).job(spec))
+    slot = CpuSlot(source(), tmp_path / "base", arena, window, recompute)
+    job = slot.job(spec)
+    share = slot.share
+    assert share is not None
+
+    def take(launched: int, job: CapturedJob) -> None:
+        if launched % 41 == 0:
+            share.give_up_activations(job.start_again())
+            if launched % 82 == 0:
+                share.swap_out()
+            share.settle()
+            claim = arena.claim("kv", 4000 - arena.statistics().used)  # whoever had the pages
+            del claim
+            slot.grant()
+
+    slot.grant()
+    assert losses_of(job, take) == alone
+    job.close()
+    share.settle()
+    assert slot.streamed is not None and slot.streamed.window.source is None
+    assert arena.statistics().used == 0
+
+    again = slot.job(spec)
+    slot.grant()
+    assert losses_of(again) == alone, "the next job in the slot"
+    again.close()
+
+
+def test_a_streamed_tasklet_is_not_launched_before_its_layer_is_there(arena: Arena, tmp_path: Path) -> None:
+    slot = CpuSlot(small.model(layers=5), tmp_path / "base", arena, window=2)
+    job = slot.job(small.spec(tmp_path))
+    assert job.launch(0) is None, "nothing is granted yet"
+    slot.grant()
+    assert slot.streamed is not None
+    window = slot.streamed.window
+    # A link that lets nothing through.
+    window._rate, window._due = Rate(1.0), float("inf")
+    assert job.upcoming(64) == () and job.launch(0) is None
+    window._rate, window._due = Rate(), 0.0
+    assert job.upcoming(64) == ("forward", "forward"), "of a window of two"
+    assert job.launch(0) == "forward"
+    job.close()
 
 
 def test_fused_work_on_the_arena_is_the_work_on_torchs_memory(arena: Arena, tmp_path: Path) -> None:
