@@ -60,6 +60,8 @@ def test_the_kv_cache_shrinks_to_a_quarter_for_a_job_and_grows_back_under_load(
         engine.until(lambda m: isinstance(m, EngineNotice) and m.code == "memory_reclaimed")
         assert [len(answer.result()) for answer in answers] == [8] * len(LONG)
     engine.update("metric", job.job_id)  # and the job goes on where its last step ended
+    taken = memory(engine, lambda view: view.reclaims > 0)
+    assert taken.reclaim_ms is not None and taken.reclaim_ms > 0
     assert batch(engine) == alone
 
     engine.send(PauseJob(job_id=job.job_id, token=31))
