@@ -9,9 +9,9 @@ unmapped by another thread, and 2 GiB of state are swapped out and back. Stretch
 grow_64k_ms, shrink_64k_ms: wall time of one change off the step path, medians; the most beside them. decode_p50_ratio,
 decode_p99_ratio: the step while memory moves over the step undisturbed, and where 95 % of such ratios lie when the
 turns are drawn again. reclaim_ms: of an engine with a job at a burst of requests, the slowest of its reclaims, from
-when the first request was queued until the job's memory was free; raw_reclaim_ms: of the arena alone, all that a job
-has given up and 64k tokens mapped. swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the rate
-that the engine swaps with, and the share of decode steps meanwhile beyond twice the undisturbed median. headroom:
+when the first request was queued until the job's memory was free; raw_reclaim_ms: of the arena alone, until 7 GiB of
+a job are given up and 64k tokens mapped. swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the
+rate that the engine swaps with, and the share of decode steps meanwhile beyond twice the undisturbed median. headroom:
 `benchmarks.headroom`, on a card of 40 GiB.
 
 The arena's figures and each engine's are written to results/memory.json as soon as they are through. Without a GPU
@@ -44,8 +44,8 @@ TURNS, SWAPS = 8, 4
 
 
 class Sizes(NamedTuple):
-    """Of the KV cache: layers, heads and their size; tokens: that are mapped and unmapped; weights, swapped: bytes;
-    batch, context: of decode."""
+    """Of the KV cache: layers, heads and their size; tokens: that are mapped and unmapped; batch, context: of decode;
+    bytes: of the weights, of what is swapped, and of a job."""
 
     layers: int
     heads: int
@@ -55,6 +55,7 @@ class Sizes(NamedTuple):
     batch: int
     context: int
     swapped: int
+    job: int
 
     @property
     def token_bytes(self) -> int:
@@ -62,8 +63,9 @@ class Sizes(NamedTuple):
         return self.heads * self.head_dim * 2
 
 
-LLAMA_3_8B = Sizes(32, 8, 128, 64 * 1024, 15 * GIB, 32, 1024, 2 * GIB)
-SMALL = Sizes(4, 8, 128, 2048, GIB // 64, 2, 256, GIB // 16)
+# The job: about what captured tasklets of 2,048 tokens and rank 16 take.
+LLAMA_3_8B = Sizes(32, 8, 128, 64 * 1024, 15 * GIB, 32, 1024, 2 * GIB, 7 * GIB)
+SMALL = Sizes(4, 8, 128, 2048, GIB // 64, 2, 256, GIB // 16, GIB // 64)
 
 
 class Step:
@@ -179,11 +181,10 @@ def resize(rows: Rows, step: Step, small: int, large: int, seconds: float) -> tu
     return found, undisturbed
 
 
-def reclaim(arena: Arena, rows: Rows, small: int, large: int) -> float:
-    """ms until a job that has all the rest has given it up and the KV cache has grown."""
+def reclaim(arena: Arena, rows: Rows, small: int, large: int, size: int) -> float:
+    """ms until a job of so many bytes has given them up and the KV cache has grown."""
     rows.resize(small)
-    said = arena.statistics()
-    job = arena.reserve("job", said.capacity - said.used)
+    job = arena.reserve("job", pages_of(arena, size))
     job.map(0, job.pages)
 
     def run() -> None:
@@ -231,7 +232,7 @@ def measure(sizes: Sizes, device: torch.device, seconds: float) -> dict[str, Any
     step = Step(rows, sizes, device)
     step.times(for_seconds(min(1.0, seconds)))  # the clocks are up
     found, undisturbed = resize(rows, step, small, large, seconds)
-    raw = [reclaim(arena, rows, small, large) for _ in range(3)]
+    raw = [reclaim(arena, rows, small, large, sizes.job) for _ in range(3)]
     rows.resize(small)
     target = 2.0 * float(np.quantile(undisturbed, 0.5))
     full = swap(arena, step, sizes.swapped, Rate(), target)

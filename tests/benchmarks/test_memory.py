@@ -12,7 +12,9 @@ from core.memory.arena import CPU_PAGE_BYTES, Arena, open_arena
 from core.memory.rows import Rows
 from core.memory.swap import Rate
 
-TINY = memory.Sizes(layers=2, heads=2, head_dim=64, tokens=4096, weights=2**20, batch=1, context=1024, swapped=2**22)
+TINY = memory.Sizes(
+    layers=2, heads=2, head_dim=64, tokens=4096, weights=2**20, batch=1, context=1024, swapped=2**22, job=2**22
+)
 CPU = torch.device("cpu")
 
 
@@ -41,7 +43,7 @@ def test_every_figure_is_there_and_speeds_are_of_what_moved() -> None:
 
 def test_a_reclaim_ends_with_the_kv_cache_at_its_full_size_and_a_job_with_nothing(arena: Arena) -> None:
     rows = Rows(arena, "kv cache", [256, 256], 16_384)
-    memory.reclaim(arena, rows, 4, 16)
+    memory.reclaim(arena, rows, 4, 16, 40 * CPU_PAGE_BYTES)
     assert {one.name: one.pages for one in arena.statistics().owners if one.pages} == {"kv cache": 32}
 
 
