@@ -195,8 +195,9 @@ def reclaim(arena: Arena, rows: Rows, small: int, large: int, size: int) -> floa
 
 
 def swap(arena: Arena, step: Step, size: int, rate: Rate, target_ms: float) -> dict[str, Any]:
-    """State that leaves and comes back beside decode, some times; the first time its page-locked memory is made."""
+    """State that leaves and comes back beside decode, some times."""
     state = Swappable(arena, "job", [((size // 4,), torch.float32)])
+    locked = timed(state.lock_pages)
     paced(state.back(), Rate())
     state.tensors[0].normal_()
     if state.tensors[0].is_cuda:
@@ -212,7 +213,7 @@ def swap(arena: Arena, step: Step, size: int, rate: Rate, target_ms: float) -> d
     taken = beside(step, work)
     if state.tensors[0].double().sum().item() != before:
         raise AssertionError("what came back is not what went out")
-    found: dict[str, Any] = {"first_out_gib_s": size / GIB / seconds["out"][0]}
+    found: dict[str, Any] = {"lock_pages_ms": locked, "first_out_gib_s": size / GIB / seconds["out"][0]}
     found |= {f"{way}_gib_s": size / GIB / median(of[1:]) for way, of in seconds.items()}
     state.forget()
     return found | {

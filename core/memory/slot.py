@@ -80,6 +80,7 @@ class SlotMemory:
     def map(self) -> None:
         """Put pages behind all of it, now: for the capture. Raises `ArenaFull`."""
         self._make_room(self.pages)
+        self.state.lock_pages()
         paced(self.state.back(), Rate())
         self._scratch.map()
 

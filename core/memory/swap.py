@@ -91,6 +91,13 @@ class Swappable:
         step = self._window_pages
         return [(first, min(step, self.pages - first)) for first in range(0, self.pages, step)]
 
+    def lock_pages(self) -> None:
+        """Have the host memory of all windows made and page-locked now, so that the first `out` finds it: making it
+        takes longer than filling it. Nothing on a CPU."""
+        if self._stream is not None:
+            made = [self._host(count * self._page) for _, count in self.windows()]
+            del made  # torch keeps page-locked memory for the next who asks
+
     # ---- moves -------------------------------------------------------------------------------------------------------
 
     def out(self) -> Iterator[int]:
