@@ -1,6 +1,6 @@
 """How many requests fit beside a finetune job: the elastic KV cache against a fixed split of the same memory.
 
-    python -m benchmarks.headroom [--data rows.parquet] [--quiet 20] [--burst 40]
+    python -m benchmarks.headroom [--data rows.parquet] [--quiet 20] [--burst 120]
 
 Two engines, one after the other, get the same bytes for KV cache and finetuning. ``elastic``: both share one arena.
 ``fixed``: the KV cache has what the most that the job ever held in the first engine leaves, for good. Each serves a job
@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="a normalised data set; without one the sample is taken in")
     parser.add_argument("--quiet", type=float, default=20.0, help="seconds of the job alone")
-    parser.add_argument("--burst", type=float, default=40.0, help="seconds of requests beside it, at most")
+    parser.add_argument("--burst", type=float, default=120.0, help="seconds of requests beside it, at most")
     arguments = parser.parse_args()
     found = list(measure(arguments.data, arguments.quiet, arguments.burst))
     table = Table(*found[1], title="Head-room beside a finetune job")

@@ -1,6 +1,6 @@
 """What moving memory between KV cache and finetuning costs on this GPU.
 
-    python -m benchmarks.memory [--data rows.parquet] [--seconds 20] [--quiet 20] [--burst 40]
+    python -m benchmarks.memory [--data rows.parquet] [--seconds 20] [--quiet 20] [--burst 120]
 
 A KV cache of Llama-3-8B's shape (32 layers, 8 heads of 128, bf16) lies on the arena. Beside a decode step that is a
 captured graph reading all of the weights' bytes and the KV of 32 requests of 1,024 tokens, 64k tokens are mapped and
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a normalised data set for the job; without one the sample")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the steps without and of those with changes")
     parser.add_argument("--quiet", type=float, default=20.0, help="seconds of the job alone, for the head-room")
-    parser.add_argument("--burst", type=float, default=40.0, help="seconds of requests beside it, at most")
+    parser.add_argument("--burst", type=float, default=120.0, help="seconds of requests beside it, at most")
     arguments = parser.parse_args()
     gpu = torch.cuda.is_available()
     name = "memory" if gpu else "memory_cpu"
