@@ -216,6 +216,7 @@ def live(body: schemas.Live) -> str:
             ("decode", f"{seen.decode_tokens_s:.1f} tokens/s"),
             ("finetuning", f"{seen.finetune_tokens_s:.1f} tokens/s"),
             ("requests", f"{seen.running} running, {seen.waiting} waiting"),
+            ("power", f"{seen.power_w:.0f} W" if seen.power_w is not None else None),
             ("finetuning stands still", seen.paused_reason),
         ]
     facts += [("jobs", ", ".join(f"{count} {state}" for state, count in body.jobs.items() if count) or None)]

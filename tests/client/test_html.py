@@ -86,6 +86,9 @@ def test_telemetry_and_live_are_pictures() -> None:
     shown = live._repr_html_()  # type: ignore[attr-defined]
     assert "1 running" in shown
     assert "≤ 40 ms" in shown
+    assert "power" not in shown, "nothing told it"
+    drawn = live.model_copy(update={"window": points[0].model_copy(update={"power_w": 512.4})})
+    assert "512 W" in drawn._repr_html_()  # type: ignore[attr-defined]
 
 
 def test_every_single_body_of_the_client_has_a_picture() -> None:
