@@ -60,6 +60,12 @@ class FinetuneSettings(BaseModel):
     )
     margin: float = Field(0.15, ge=0, lt=1, description="Share of a latency target that is never planned with.")
     micro_batch_tokens: int = Field(256, ge=32, description="Default tokens of a packed micro-batch.")
+    base_models: list[Path] = Field(
+        [],
+        description="Hugging Face folders of models other than the served one that jobs may finetune, each by its "
+        "folder's name; their layers are streamed from host memory.",
+    )
+    window_layers: int = Field(4, ge=1, description="Layers of such a model that are on the device at a time.")
 
 
 class RetentionSettings(BaseModel):

@@ -76,7 +76,8 @@ def _started(session: Session, job: JobRecord, update: JobUpdate) -> None:
         samples.drop_after(session, job.id, update.step)
     if job.state == "starting":
         again = f" from step {update.step}" if update.step else ""
-        transition(session, job, "running", "running", f"the engine runs it{again}")
+        told = f": {update.message}" if update.message else ""
+        transition(session, job, "running", "running", f"the engine runs it{again}{told}")
 
 
 def _metric(session: Session, job: JobRecord, update: JobUpdate, time_: datetime) -> None:

@@ -144,9 +144,10 @@ class CapturedTrainer:
     memory: the part of the arena that the buffers lie in, mapped for the capture and from then on the caller's to map
     and unmap: tasklets are launched while all of it is `present`, a program from its beginning after it was mapped
     again. Without it they lie in torch's memory. streamed: where the weights are those of a base that is not served; it
-    has to be loaded while tasklets are launched, each once its layer is `there`. capture_s: seconds that the capture
-    took; memory_bytes: device memory that buffers and graphs took. Must be made on a thread that may synchronise the
-    device. All methods but `JobState`'s and `alone_ms` return without waiting for the device.
+    has to be loaded while tasklets are launched, each once its layer is `there`. relative: how many times as long as
+    those of a profile its tasklets take, by kind, where they are not those that a profile was taken of. capture_s:
+    seconds that the capture took; memory_bytes: device memory that buffers and graphs took. Must be made on a thread
+    that may synchronise the device. All methods but `JobState`'s and `alone_ms` return without waiting for the device.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class CapturedTrainer:
     ) -> None:
         self.slot = slot
         self.streamed = streamed
+        self.relative: Mapping[TaskletKind, float] = {}
         self.streams = tuple(streams)
         self._on = [torch.cuda.stream(stream) for stream in self.streams]  # making one takes longer than a launch
         self._device = weights.embed.device

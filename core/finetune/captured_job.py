@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -132,6 +132,11 @@ class CapturedJob:
         return not self._kinds and not self._expected
 
     @property
+    def relative(self) -> Mapping[TaskletKind, float]:
+        """See `CapturedTrainer`."""
+        return self._compute.relative
+
+    @property
     def stopped_early(self) -> bool:
         """Evaluations brought no improvement for as long as the job has patience."""
         return evaluation.exhausted(self.progress, self.spec)
@@ -201,6 +206,11 @@ class CapturedJob:
             self._metrics.append(metric._replace(loss=result.loss, grad_norm=result.grad_norm))
         taken, self._metrics = self._metrics, []
         return taken
+
+    @property
+    def told(self) -> str | None:
+        """What people should know of how it runs, if there is something."""
+        return self._compute.streamed.told() if self._compute.streamed is not None else None
 
     @property
     def epoch(self) -> float:

@@ -170,6 +170,11 @@ class Trainer:
         return taken
 
     @property
+    def told(self) -> str | None:
+        """What people should know of how it runs, if there is something."""
+        return self._streamed.told() if self._streamed is not None else None
+
+    @property
     def epoch(self) -> float:
         return self.progress.micro_batch / self._packs_per_epoch
 

@@ -118,10 +118,24 @@ class MemoryView(msgspec.Struct, frozen=True, kw_only=True):
 # ---- engine → control ------------------------------------------------------------------------------------------------
 
 
+class BaseModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model other than the served one that jobs may finetune, `window_layers` of its layers on the device at a time.
+    `path`: its folder on the engine's file system; `refused`: why it cannot be had, in words."""
+
+    name: str
+    path: str
+    parameters: int = 0
+    layers: int = 0
+    window_layers: int = 0
+    window_bytes: int = 0
+    host_bytes: int = 0
+    refused: str | None = None
+
+
 class Hello(Message, frozen=True, kw_only=True, tag=True):
     """Sent when the engine is ready, and again after each reconnection of the link. `settings`: what it runs with, for
-    people. `finetune_slot`: (largest rank, micro-batch tokens) of the finetuning that was captured at the start; None
-    where tasklets run eagerly."""
+    people. `base_models`: those that jobs may name. `finetune_slot`: (largest rank, micro-batch tokens) of the
+    finetuning that was captured at the start; None where tasklets run eagerly."""
 
     engine_id: str
     protocol: int = PROTOCOL
@@ -140,6 +154,7 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     max_running_requests: int
     partitions: tuple[str, ...]
     finetune_slot: tuple[int, int] | None = None
+    base_models: tuple[BaseModel, ...] = ()
     policy: str = ""
     margin: float = 0.0
     settings: dict[str, str] = {}
@@ -191,11 +206,11 @@ class Telemetry(Message, frozen=True, kw_only=True, tag=True):
 class JobUpdate(Message, frozen=True, kw_only=True, tag=True):
     """What happened to the running job.
 
-    kind: `started` (fields total_steps, rows), `metric` (step, loss, eval_loss, learning_rate, grad_norm, tokens;
-    best_step and best_loss with an eval_loss), `log` (message), `checkpoint` (step, path), `evaluated` (step, path of
-    the adapter as it was evaluated), `stopped_early` (message), `paused`/`interrupted` (step, path of its checkpoint),
-    `saving`, `succeeded` (path of the adapter folder, message when it is not that of the last step), `cancelled`,
-    `failed` (code, message, param).
+    kind: `started` (total_steps, and message when there is something to say of how it runs), `metric` (step, loss,
+    eval_loss, learning_rate, grad_norm, tokens; best_step and best_loss with an eval_loss), `log` (message),
+    `checkpoint` (step, path), `evaluated` (step, path of the adapter as it was evaluated), `stopped_early` (message),
+    `paused`/`interrupted` (step, path of its checkpoint), `saving`, `succeeded` (path of the adapter folder, message
+    when it is not that of the last step), `cancelled`, `failed` (code, message, param).
     """
 
     engine_id: str

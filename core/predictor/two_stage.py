@@ -12,6 +12,7 @@ and falls with each step that held, which keeps the rate of those that run (adap
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 
 import numpy as np
@@ -53,9 +54,9 @@ class _Surface:
 
 class _Tasklet:
     """Tasklets of a kind in a layout: ms on the whole device, the factors on the finetune part alone and next to
-    decode, and what was learnt since."""
+    decode, and what was learnt since. relative: how many times as long those of the present job take."""
 
-    __slots__ = ("_alone", "_beside", "_whole_ms", "bound", "scale")
+    __slots__ = ("_alone", "_beside", "_whole_ms", "bound", "relative", "scale")
 
     def __init__(self, whole_ms: float, alone: float, beside: FactorTable | None, prior: float, miss: float) -> None:
         self._whole_ms = whole_ms
@@ -63,13 +64,14 @@ class _Tasklet:
         self._beside = beside
         self.bound = Bound([prior], miss)
         self.scale = Scale(_OWN_FORGETTING, _OWN_VARIANCE)
+        self.relative = 1.0
 
     def ms(self, padded: int, kv_tokens: int) -> float:
         """As predicted, before the bound."""
         factor = self._alone
         if padded and self._beside is not None:
             factor = self._beside.factor(padded, kv_tokens)
-        return self._whole_ms * factor * self.scale.value
+        return self._whole_ms * factor * self.scale.value * self.relative
 
 
 class TwoStagePredictor:
@@ -104,6 +106,12 @@ class TwoStagePredictor:
         """Something changed under the predictions (a clock, an adapter rank, a captured shape): stale until enough
         steps in a row held their bounds."""
         self._watch.distrust(reason)
+
+    def another_job(self, relative: Mapping[TaskletKind, float]) -> None:
+        """Tasklets from now on take so many times as long as those that the profile was taken of; a kind that is not
+        named takes as long."""
+        for (_, kind), tasklet in self._tasklets.items():
+            tasklet.relative = relative.get(kind, 1.0)
 
     def decode_ms(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> float:
         """One decode step alone; never falls when batch, KV tokens or the longest request grow. ``inf`` outside what

@@ -6,7 +6,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,9 @@ _LOOK_AHEAD = 64
 # Preparing, packing ahead and writing checkpoints run Python beside decode for as long as there is a job; a short
 # switch interval keeps decode's wait for the interpreter lock short.
 _SWITCH_INTERVAL_S = 0.0005
+
+
+_ALIKE: Mapping[TaskletKind, float] = {}
 
 
 class JobRun:
@@ -141,6 +144,12 @@ class JobRun:
             self._writing.append((self._pool.submit(write), report))
 
     @property
+    def relative(self) -> Mapping[TaskletKind, float]:
+        """How many times as long as those of the engine's profile its tasklets take, by kind; what is not named takes
+        as long."""
+        return self._trainer.relative if isinstance(self._trainer, CapturedJob) else _ALIKE
+
+    @property
     def tokens_per_tasklet(self) -> float:
         return self._trainer.tokens_per_tasklet if self._trainer is not None else 0.0
 
@@ -206,7 +215,8 @@ class JobRun:
             self._fail(error)
             return
         self._checkpointed_step = self._trainer.progress.step
-        self._report("started", total_steps=self._trainer.total_steps, step=self._trainer.progress.step)
+        trainer = self._trainer
+        self._report("started", total_steps=trainer.total_steps, step=trainer.progress.step, message=trainer.told)
 
     def _obey(self, wish: Literal["pause", "save", "cancel"]) -> None:
         if wish == "pause":

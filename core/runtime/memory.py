@@ -15,7 +15,8 @@ from core.memory.forecast import Arrivals
 from core.memory.job_heap import JobHeap
 from core.memory.metered import MeteredActivations, beyond
 from core.memory.share import GrowingActivations, JobShare, Moment
-from core.memory.swap import Rate, Swappable
+from core.memory.swap import Rate, Scratch, Swappable
+from core.memory.window import WindowedActivations
 
 if TYPE_CHECKING:
     from core.memory._arena import OwnerUse
@@ -95,24 +96,34 @@ class Broker:
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
+    def frozen(self, job_id: str) -> Scratch:
+        """Where frozen weights of a job's own base may lie."""
+        return Scratch(self._kv.arena, _owner(job_id))
+
     def share(
-        self, job_id: str, state: Sequence[torch.Tensor], parameters: Iterable[torch.Tensor]
+        self,
+        job_id: str,
+        state: Sequence[torch.Tensor],
+        parameters: Iterable[torch.Tensor],
+        frozen: Scratch | None = None,
     ) -> tuple[JobShare, GrowingActivations]:
         """The share of a job that is about to begin, with `state` as its content, and its activations as torch
-        allocates them. Raises `OutOfMemory` when its state alone is more than a job can ever get. May be called from
-        any thread."""
-        arena, owner = self._kv.arena, f"job {job_id}"
+        allocates them, with those of `frozen`. Raises `OutOfMemory` when its state alone is more than a job can ever
+        get. May be called from any thread."""
+        arena, owner = self._kv.arena, _owner(job_id)
         kept = Swappable(arena, owner, [(tuple(tensor.shape), tensor.dtype) for tensor in state])
         kept.put(state)
-        ceiling = self._ceiling(kept)
+        ceiling = self._ceiling(kept, frozen.pages if frozen is not None else 0)
         activations: GrowingActivations
         if arena.device_id < 0:
             # What is trained moves to `kept`: where it was, something else may lie next.
-            frozen = [parameter for parameter in parameters if not parameter.requires_grad]
-            activations = MeteredActivations(arena, owner, ceiling, shared=[*frozen, *kept.tensors])
+            untrained = [parameter for parameter in parameters if not parameter.requires_grad]
+            activations = MeteredActivations(arena, owner, ceiling, shared=[*untrained, *kept.tensors])
         else:
             activations = JobHeap(arena, owner, ceiling)
-        return self._admit(JobShare(kept, activations, self._rate, self._clock)), activations
+        if frozen is not None:
+            activations = WindowedActivations(frozen, activations)
+        return self._admit(JobShare(kept, activations, self.rate, self._clock)), activations
 
     def slot_share(self, slot: SlotMemory) -> JobShare:
         """The share of a job that is about to begin in a captured slot. Raises `OutOfMemory` when the slot is more than
@@ -125,21 +136,31 @@ class Broker:
             )
         if self._share is not None:
             self._share.settle()
-        return self._admit(JobShare(slot.state, slot.activations, self._rate, self._clock))
+        return self._admit(JobShare(slot.state, slot.activations, self.rate, self._clock))
 
     @property
-    def _rate(self) -> Rate:
+    def rate(self) -> Rate:
+        """At which a job's memory is copied between host and device."""
         return GPU_RATE if self._kv.arena.device_id >= 0 else Rate()
 
-    def _ceiling(self, state: Swappable) -> int:
-        """Pages that a job with this state can ever have for its activations."""
-        kv, arena = self._kv, self._kv.arena
+    @property
+    def most_bytes(self) -> int:
+        """That a job can ever have."""
+        return self._most_pages * self._page_bytes
+
+    @property
+    def _most_pages(self) -> int:
+        kv = self._kv
         always_kv = kv.pages_of(kv.slots_of(least_rows(kv.rows_of(kv.most), self._marks)))
-        most = arena.statistics().capacity - always_kv
+        return kv.arena.statistics().capacity - always_kv
+
+    def _ceiling(self, state: Swappable, frozen: int = 0) -> int:
+        """Pages that a job with this state, and so many of frozen weights, can ever have for its activations."""
+        most = self._most_pages - frozen
         if state.pages > most:
             raise OutOfMemory(
-                f"parameters and optimizer state take {state.pages} pages, of which a job can get {most}; lower the "
-                "rank, or start the engine with a larger engine.max_total_tokens"
+                f"parameters and optimizer state take {state.pages} pages, of which a job can get {max(most, 0)}; "
+                "lower the rank, or start the engine with a larger engine.max_total_tokens"
             )
         return most - state.pages
 
@@ -307,6 +328,10 @@ class Broker:
             reclaims=self._reclaims,
             reclaim_ms=self._reclaim_ms,
         )
+
+
+def _owner(job_id: str) -> str:
+    return f"job {job_id}"
 
 
 def _of_kv(owners: Iterable[OwnerUse]) -> int:

@@ -143,6 +143,7 @@ class Runtime:
         self._tasklet_s = 0.0  # finetune time since the last decode step ended
         self._load = Load((), 0, 0, 0, 0, 0, 0)
         self._work = Work()
+        self._relative: Mapping[TaskletKind, float] = {}
         self._learnt_at = now
         self.closed = False
 
@@ -325,6 +326,9 @@ class Runtime:
                 self._obey(message)
         if self._job is not None:
             self._job.poll()
+            if isinstance(self._predictor, TwoStagePredictor) and self._relative is not self._job.relative:
+                self._relative = self._job.relative
+                self._predictor.another_job(self._relative)
             if self._job.ended:
                 self._job = None
                 if isinstance(self._predictor, MovingPredictor):

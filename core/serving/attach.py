@@ -16,15 +16,20 @@ from core.config import Settings
 from core.errors import Invalid
 from core.finetune.captured_job import CapturedJob
 from core.finetune.metered import MeteredTrainer
+from core.finetune.streamed import StreamedBase
 from core.finetune.trainer import Trainer
 from core.finetune.views import shared_model
 from core.intake import packing
 from core.intake import tokenizer as intake_tokenizer
+from core.intake.chat import Encoded
 from core.link.messages import Hello, StartJob
 from core.link.transport import EngineEnd
+from core.memory.slot import TorchMemory
+from core.memory.swap import Rate
 from core.runtime.memory import Broker
 from core.runtime.runtime import Load, Prepared, Runtime
 from core.serving import activation, exchange
+from core.serving.bases import Bases
 from core.serving.elastic import elastic_kv
 from core.serving.plugin import ENGINE_ID
 from core.serving.versions import in_force, versions
@@ -56,11 +61,17 @@ class Attachment:
         self._prefills = arguments.disaggregation_mode != "decode"
         self._kv = elastic_kv(scheduler)
         self._broker = Broker(self._kv) if self._kv is not None else None
+        self._bases = Bases(
+            settings,
+            served=arguments.served_model_name,
+            dtype=self._shared.dtype,
+            most_bytes=self._broker.most_bytes if self._broker is not None else None,
+        )
         self._queue = None
         if device.type == "cuda" and settings.engine.captured:
             from core.serving.queue import DecodeQueue
 
-            self._queue = DecodeQueue(scheduler, self._shared, settings, self._kv)
+            self._queue = DecodeQueue(scheduler, self._shared, settings, self._kv, self._bases)
         self._policy = settings.finetune.policy or ("hybrid" if self._queue is not None else "tasklet_slices")
         hello = self._hello(settings, device)
         link = EngineEnd(settings.resolved_link_url, hello.engine_id)
@@ -180,13 +191,16 @@ class Attachment:
         """Runs in the job's thread: read and tokenise the rows, wrap the model."""
         spec = order.spec
         path = Path(spec.dataset_path)
-        rows = packing.load_encoded(path, intake_tokenizer.load(self._model_path))
+        model_path = self._model_path if spec.base_model is None else self._bases.get(spec.base_model).path
+        rows = packing.load_encoded(path, intake_tokenizer.load(model_path))
         packing.check_lengths(
             path,
             [len(row.ids) for row in rows],
             micro_batch_tokens=spec.micro_batch_tokens,
             sequence_length=spec.sequence_length,
         )
+        if spec.base_model is not None:
+            return self._prepare_streamed(order, rows, spec.base_model)
         name, resume = self._model_path.name, Path(order.resume_from) if order.resume_from else None
         broker = self._broker
         if self._queue is not None:
@@ -204,6 +218,45 @@ class Attachment:
             resume_from=resume,
             new_share=lambda state: broker.share(spec.job_id, state, self._shared.parameters()),
         )
+
+    def _prepare_streamed(self, order: StartJob, rows: Sequence[Encoded], name: str) -> Trainer | CapturedJob:
+        """A job on a base of its own, whose weights are read into host memory first."""
+        spec, broker = order.spec, self._broker
+        resume = Path(order.resume_from) if order.resume_from else None
+        if self._queue is not None:
+            trainer = self._queue.streamed[name]
+            base, slot = trainer.streamed, trainer.memory
+            assert base is not None and slot is not None and broker is not None
+            base.load()
+            try:
+                return CapturedJob(
+                    trainer, base.model, spec, rows, base_name=name, resume_from=resume,
+                    new_share=lambda: broker.slot_share(slot),
+                )  # fmt: skip
+            except BaseException:
+                base.unload()
+                raise
+        device = self._shared.model.embed_tokens.weight.device
+        frozen = broker.frozen(spec.job_id) if broker is not None else None
+        base = StreamedBase(
+            self._bases.get(name),
+            self._bases.window_layers,
+            frozen.take if frozen is not None else TorchMemory(device).buffer,
+            device=device,
+            mappings=(lambda: frozen.mappings) if frozen is not None else lambda: 0,
+            rate=broker.rate if broker is not None else Rate(),
+        )
+        base.load()
+        try:
+            if broker is None:
+                return Trainer(base.model, spec, rows, base_name=name, resume_from=resume, streamed=base)
+            return MeteredTrainer(
+                base.model, spec, rows, base_name=name, resume_from=resume, streamed=base,
+                new_share=lambda state: broker.share(spec.job_id, state, base.model.parameters(), frozen),
+            )  # fmt: skip
+        except BaseException:
+            base.unload()
+            raise
 
     # ---- start and end -----------------------------------------------------------------------------------------------
 
@@ -227,6 +280,7 @@ class Attachment:
             max_running_requests=scheduler.max_running_requests,
             partitions=self._queue.layouts if self._queue is not None else ("whole",),
             finetune_slot=self._queue.slot if self._queue is not None else None,
+            base_models=self._bases.told(),
             policy=self._policy,
             margin=settings.finetune.margin,
             settings=in_force(arguments, settings),

@@ -73,12 +73,12 @@ def ensure(settings: Settings, progress: Progress = _ignore) -> Path:
     return folder
 
 
-def check(folder: Path) -> None:
-    """Raise Invalid unless `folder` holds an unquantised Hugging Face model of a supported architecture, whole and
-    with its tokenizer. Reads JSON and the safetensors headers, no weights."""
+def check(folder: Path, setting: str = _SETTING) -> None:
+    """Raise Invalid unless `folder`, which `setting` names, holds an unquantised Hugging Face model of a supported
+    architecture, whole and with its tokenizer. Reads JSON and the safetensors headers, no weights."""
     if not folder.is_dir():
-        raise _wrong("model_missing", f"there is no folder {folder}; set {_SETTING} to a Hugging Face model folder")
-    config = _config(folder)
+        raise _wrong("model_missing", f"there is no folder {folder}; set {setting} to a Hugging Face model folder")
+    config = _config(folder, setting)
     architectures = config.get("architectures") or []
     if not set(architectures) & set(ARCHITECTURES):
         named = ", ".join(architectures) or "none"
@@ -91,10 +91,10 @@ def check(folder: Path) -> None:
         raise _wrong(
             "model_quantised",
             f"{folder} is quantised ({method}): finetuning shares the served weights and needs them in float32, "
-            f"float16 or bfloat16; point {_SETTING} at the unquantised model",
+            f"float16 or bfloat16; point {setting} at the unquantised model",
         )
     for shard in _shards(folder):
-        _check_shard(shard)
+        _check_shard(shard, setting)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise _wrong(
             "model_tokenizer",
@@ -106,7 +106,7 @@ def _wrong(code: str, message: str) -> Invalid:
     return Invalid(code, message, "engine.model")
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path, setting: str) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text("utf-8"))
@@ -114,7 +114,7 @@ def _config(folder: Path) -> dict[str, Any]:
         gguf = next(folder.glob("*.gguf"), None)
         what = f"it holds the GGUF file {gguf.name}, which has to be converted first" if gguf else "no config.json"
         raise _wrong(
-            "model_config", f"{folder} is not a Hugging Face model folder: {what}; set {_SETTING} to one"
+            "model_config", f"{folder} is not a Hugging Face model folder: {what}; set {setting} to one"
         ) from error
     except (ValueError, OSError) as error:
         raise _wrong("model_config", f"{path} cannot be read: {error}; copy the model's folder again") from error
@@ -147,7 +147,7 @@ def _shards(folder: Path) -> list[Path]:
     return [single]
 
 
-def _check_shard(path: Path) -> None:
+def _check_shard(path: Path, setting: str) -> None:
     """A shard's header must parse, describe only unquantised tensors and end where the file ends."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -167,7 +167,7 @@ def _check_shard(path: Path) -> None:
             raise _wrong(
                 "model_quantised",
                 f"tensor {name} in {path} is {tensor['dtype']}; finetuning shares the served weights and needs "
-                f"{', '.join(sorted(_FLOATS))}; point {_SETTING} at the unquantised model",
+                f"{', '.join(sorted(_FLOATS))}; point {setting} at the unquantised model",
             )
 
 

@@ -12,19 +12,24 @@ import pynvml
 import torch
 
 from core.config import Settings
-from core.errors import Unavailable
+from core.errors import HarliError, Unavailable
+from core.finetune.base_folder import BaseFolder
 from core.finetune.captured import CapturedTrainer, Slot
 from core.finetune.fused import FusedWeights
 from core.finetune.random_work import RandomWork
+from core.finetune.streamed import StreamedBase
+from core.memory.arena import ArenaError
 from core.memory.slot import SlotMemory
 from core.partition import green
 from core.policy.types import Layout, TaskletKind
 from core.predictor.profile import Machine, MicroBatch
 from core.runtime.executor import Executor
+from core.runtime.memory import GPU_RATE
 from core.runtime.profiles import PROFILES, ProfileStore, Profiling
 from core.runtime.profiling import Profiler
 from core.runtime.runtime import Queued
 from core.serving import activation
+from core.serving.bases import Bases
 from core.serving.layouts import DecodeLayouts
 from core.serving.versions import SGLANG
 
@@ -43,11 +48,14 @@ class DecodeQueue:
     """Raises `UnsupportedWeights` for a model that captured tasklets do not know, `Unavailable` for an engine without
     decode graphs or overlap; ``HARLI_ENGINE__CAPTURED=false`` finetunes both eagerly.
 
-    kv: the elastic KV cache, where there is one: the tasklets' buffers then lie on its arena. profiling: the predictor
-    and the profile that it is fitted to.
+    kv: the elastic KV cache, where there is one: the tasklets' buffers then lie on its arena. bases: those that jobs
+    may finetune too, each of which gets tasklets of its own, in `streamed`; one that cannot is refused. profiling: the
+    predictor and the profile that it is fitted to.
     """
 
-    def __init__(self, scheduler: Any, shared: PreTrainedModel, settings: Settings, kv: ElasticKV | None) -> None:
+    def __init__(
+        self, scheduler: Any, shared: PreTrainedModel, settings: Settings, kv: ElasticKV | None, bases: Bases
+    ) -> None:
         if not scheduler.enable_overlap:
             raise Unavailable(
                 "engine_mode",
@@ -63,6 +71,12 @@ class DecodeQueue:
         slot = Slot(scheduler.server_args.max_lora_rank, settings.finetune.micro_batch_tokens)
         memory = SlotMemory(kv.arena, kv.make_room) if kv is not None else None
         self.trainer = CapturedTrainer(FusedWeights.of(runner.model, shared), slot, streams, memory)
+        self.streamed: dict[str, CapturedTrainer] = {}
+        for folder in bases:
+            try:
+                self.streamed[folder.name] = self._capture_streamed(folder, bases.window_layers, slot, streams, kv)
+            except (HarliError, ArenaError, torch.OutOfMemoryError) as error:
+                bases.refuse(folder.name, str(error))
         kv_tokens = kv.size if kv is not None else scheduler.max_total_num_tokens
         self.layouts = tuple(green.describe(partitions))
         self.slot = slot.rank, slot.micro_batch_tokens
@@ -114,6 +128,34 @@ class DecodeQueue:
         self.profiling = Profiling(
             store, partitions.layouts, decode.sizes, micro_batch, new_profiler, activation.profile_batch
         )
+
+    def _capture_streamed(
+        self, folder: BaseFolder, layers: int, slot: Slot, streams: list[torch.cuda.Stream], kv: ElasticKV | None
+    ) -> CapturedTrainer:
+        """Tasklets over a window of `folder`'s layers, and how long they take beside the served model's."""
+        if kv is None:
+            raise Unavailable(
+                "no_arena",
+                "captured tasklets of another base than the served one lie on the arena; start the engine with "
+                "HARLI_ENGINE__ELASTIC_KV=true",
+                "engine.elastic_kv",
+            )
+        memory = SlotMemory(kv.arena, kv.make_room)
+        base = StreamedBase(
+            folder, layers, memory.buffer, device=self._device, mappings=lambda: memory.mappings, rate=GPU_RATE
+        )
+        trainer = CapturedTrainer(base.fused(), slot, streams, memory, base)
+        served = self.trainer.alone_ms()
+        trainer.relative = {kind: ms / served[kind] for kind, ms in trainer.alone_ms().items()}
+        torch.cuda.synchronize(self._device)
+        memory.unmap()
+        logger.warning(
+            "%s; its tasklets took %.1f s to capture and, while a job runs, take %.2f GiB",
+            base.told(),
+            trainer.capture_s,
+            memory.bytes / 2**30,
+        )
+        return trainer
 
     def give_memory_back(self) -> None:
         """The profile is taken, if it was to be: until a job comes, the KV cache has the slot's part of the arena."""

@@ -191,3 +191,18 @@ def test_tasklet_times_are_corrected_too(predictor: TwoStagePredictor) -> None:
         predictor.observe_tasklet(WHOLE, "forward", 2 * TASKLETS["forward"])
     assert predictor.tasklet_ms(WHOLE, "forward") == pytest.approx(2 * TASKLETS["forward"], rel=0.02)
     predictor.observe_tasklet(Layout("split", 8, 124), "forward", 1.0)  # without a fit: not an error
+
+
+def test_tasklets_of_a_job_on_another_base_take_as_much_longer_as_was_measured_until_it_is_over(
+    predictor: TwoStagePredictor,
+) -> None:
+    before = {kind: predictor.tasklet_ms(HALF, kind, *SIZE) for kind in TASKLETS}
+    predictor.another_job({"forward": 3.0, "backward": 0.5})
+    assert predictor.tasklet_ms(HALF, "forward", *SIZE) == pytest.approx(3 * before["forward"])
+    assert predictor.tasklet_ms(HALF, "backward", *SIZE) == pytest.approx(before["backward"] / 2)
+    assert predictor.tasklet_ms(HALF, "optimizer", *SIZE) == before["optimizer"]
+    for _ in range(200):  # as predicted: nothing to learn
+        predictor.observe_tasklet(WHOLE, "forward", 3 * TASKLETS["forward"])
+    predictor.another_job({})
+    after = predictor.tasklet_ms(WHOLE, "forward")
+    assert after == pytest.approx(TASKLETS["forward"], rel=0.12)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ declare()
 class Engine:
     """One engine process after another on the same ports, link and data directory."""
 
-    def __init__(self, data_dir: Path, model: Path) -> None:
+    def __init__(self, data_dir: Path, model: Path, bases: Sequence[Path] = ()) -> None:
         (port,) = free_ports(1)
         self.settings = Settings(data_dir=data_dir, engine_port=port, engine={"model": model})  # type: ignore[arg-type]
-        self.model = model
+        self.model, self.bases = model, bases
         self.control = ControlEnd(self.settings.resolved_link_url)
         self.http = httpx.Client(base_url=self.settings.engine_url, timeout=120.0)
         self.log = data_dir / "engine.log"
@@ -47,6 +48,8 @@ class Engine:
             "HARLI_DATA_DIR": str(self.settings.data_dir),
             "HARLI_ENGINE_PORT": str(self.settings.engine_port),
             "HARLI_ENGINE__MODEL": str(self.model),
+            "HARLI_FINETUNE__BASE_MODELS": json.dumps([str(path) for path in self.bases]),
+            "HARLI_FINETUNE__WINDOW_LAYERS": "2",
         }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -116,9 +119,23 @@ def generate(http: httpx.Client, prompt: list[int], tokens: int, adapter: str | 
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Iterator[Engine]:
-    """A started engine that serves the bundled model."""
-    made = Engine(tmp_path_factory.mktemp("engine"), bundled_model)
+def other_base(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Path:
+    """The folder of a small random model of another family, with the bundled one's tokenizer."""
+    from transformers import AutoTokenizer
+
+    from tests.finetune import small
+
+    path = tmp_path_factory.mktemp("bases") / "other-base"
+    tokens = AutoTokenizer.from_pretrained(bundled_model)
+    small.model("qwen3", layers=5, vocabulary=len(tokens)).save_pretrained(path)
+    tokens.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path, other_base: Path) -> Iterator[Engine]:
+    """A started engine that serves the bundled model, and lets jobs name another; one that is listed is not there."""
+    made = Engine(tmp_path_factory.mktemp("engine"), bundled_model, [other_base, other_base.with_name("gone")])
     made.start()
     yield made
     if made.process.poll() is None:
