@@ -57,7 +57,10 @@ class Setup(NamedTuple):
 
 
 def _options(shape: str, batches: list[int], micro_batch: int) -> Namespace:
-    return Namespace(shape=shape, batches=batches, micro_batch_tokens=micro_batch, attention=None, lora_backend=None)
+    """Few partitions, whose graphs and profile take time at the start."""
+    return Namespace(
+        shape=shape, batches=batches, micro_batch_tokens=micro_batch, attention=None, partitions=2, lora_backend=None
+    )
 
 
 def on_a_cpu() -> Setup:

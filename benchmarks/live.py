@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,8 @@ class Served:
         }
         if options.attention:
             self._environment["HARLI_ENGINE__ATTENTION_BACKEND"] = options.attention
+        if options.partitions is not None:
+            self._environment["HARLI_ENGINE__PARTITIONS"] = str(options.partitions)
         self._environment |= {f"HARLI_ENGINE__{name}": value for name, value in engine.items()}
         self._decode_only = more.get("disaggregation_mode") == "decode"
         self.http = httpx.Client(base_url=self.settings.engine_url, timeout=600.0)
@@ -132,6 +135,7 @@ class Served:
         return self
 
     def __exit__(self, *_: object) -> None:
+        print(f"the {self.kind} engine's log ends with:\n{self._log_end()}", flush=True)
         if self.process.poll() is None:
             processes = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
             self.process.terminate()
@@ -154,8 +158,11 @@ class Served:
                     if self.http.get("/health").status_code == 200:
                         return
                 time.sleep(0.5)
-        log = (self.settings.data_dir / f"{self.kind}.log").read_text(errors="replace")[-3000:]
-        raise TimeoutError(f"the {self.kind} engine did not start (exit status {self.process.poll()}):\n{log}")
+        raise TimeoutError(f"the {self.kind} engine did not start (exit status {self.process.poll()})")
+
+    def _log_end(self) -> str:
+        log = (self.settings.data_dir / f"{self.kind}.log").read_text(errors="replace")
+        return "\n".join(line[-300:] for line in log.splitlines()[-40:])  # a progress bar is one long line
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -613,6 +620,7 @@ def main() -> None:
     arguments.add_argument("--answer-tokens", type=int, default=48)
     arguments.add_argument("--micro-batch-tokens", type=int, default=2048)
     arguments.add_argument("--attention", choices=("fa3", "triton"))
+    arguments.add_argument("--partitions", type=int, help="SM splits of the engine with Harli")
     arguments.add_argument("--lora-backend", choices=("csgmv", "triton"))
     arguments.add_argument("--no-adapter", action="store_true")
     arguments.add_argument("--memory", type=float, help="share of the GPU's memory for the engine's weights and KV")
@@ -621,6 +629,7 @@ def main() -> None:
     options = arguments.parse_args()
     if options.trace is None and {"replay", "soak"} & set(options.parts):
         arguments.error("replay and soak need --trace")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the engines' logs are shown
     began, failed = time.monotonic(), False
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         bench = Bench(Path(folder), options, stack)
