@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Text, cast, delete, func, null, select
+from sqlalchemy import Row, Text, cast, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -55,18 +55,23 @@ def points(session: Session, resolution_s: int, start: datetime) -> list[tuple[d
     return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(TelemetryRecord.time))]
 
 
-def stored(
-    session: Session, resolution_s: int, start: datetime, *, raw: bool
-) -> Sequence[Row[datetime, int, str, bytes | None]]:
-    """time, resolution_s, point (as the JSON that is stored) and, where it is asked for, raw of the intervals from
-    `start` on, oldest first."""
-    query = select(
-        TelemetryRecord.time,
-        TelemetryRecord.resolution_s,
-        cast(TelemetryRecord.point, Text).label("point"),
-        TelemetryRecord.raw if raw else null().label("raw"),
-    ).where(TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start)
+def stored(session: Session, resolution_s: int, start: datetime) -> Sequence[Row[datetime, int, bytes]]:
+    """time, resolution_s and raw of the intervals from `start` on, oldest first."""
+    query = select(TelemetryRecord.time, TelemetryRecord.resolution_s, TelemetryRecord.raw).where(
+        TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start
+    )
     return session.execute(query.order_by(TelemetryRecord.time)).all()
+
+
+def points_json(session: Session, resolution_s: int, start: datetime) -> tuple[str, datetime | None]:
+    """The points from `start` on, oldest first, as a JSON array, and the time of the last one. In one row: SQLite's
+    driver lets go of the interpreter's lock for each row that it fetches, and then has to wait for it."""
+    chosen = select(TelemetryRecord.time, cast(TelemetryRecord.point, Text).label("point")).where(
+        TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start
+    )
+    found = chosen.order_by(TelemetryRecord.time).subquery()
+    listed, last = session.execute(select(func.aggregate_strings(found.c.point, ","), func.max(found.c.time))).one()
+    return f"[{listed or ''}]", last
 
 
 def newest_point(session: Session, resolution_s: int, start: datetime) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from db.store import Store
 # process is noticed at once.
 _KEPT_S = 0.25
 # Made at a time; more threads would only take the interpreter from one another.
-_AT_ONCE = 4
+_AT_ONCE = 2
 
 
 # Whose it is and what was asked for: all that an answer depends on, beside the store and the clock.

@@ -274,27 +274,28 @@ class Dispatcher:
     # ---- what happens to the job -------------------------------------------------------------------------------------
 
     def _job_update(self, link: _Link, update: JobUpdate) -> None:
-        source: Path | None = None
+        self._note_holding(link, update)
+        if update.kind == "succeeded":
+            self._succeeded(link, update)
+        else:
+            with self._write() as session:
+                job = rows.find(session, update.job_id)
+                fresh = job is not None and job.token == update.token and job.engine_id == link.engine_id
+                if job is not None and fresh:
+                    progress.apply(session, job, update)
+            if fresh and update.code == progress.ENGINE_BUSY:
+                self._not_before = time.monotonic() + _BUSY_PAUSE_S
+            elif not fresh and update.kind not in _ENDED:
+                self._release(link.engine_id, update.job_id, update.token)
+        if link.holding is None:
+            self.tick()
+
+    def _succeeded(self, link: _Link, update: JobUpdate) -> None:
         with self._control.store.read() as session:
             job = rows.find(session, update.job_id)
             fresh = job is not None and job.token == update.token and job.engine_id == link.engine_id
-        if fresh and update.kind == "succeeded":
-            source = Path(update.path or "")
-        self._note_holding(link, update)
-        if not fresh:
-            if update.kind not in _ENDED:
-                self._release(link.engine_id, update.job_id, update.token)
-        elif source is not None:
-            self._register(update.job_id, update.token, source, update)
-        else:
-            if update.code == progress.ENGINE_BUSY:
-                self._not_before = time.monotonic() + _BUSY_PAUSE_S
-            with self._write() as session:
-                job = rows.find(session, update.job_id)
-                if job is not None and job.token == update.token:
-                    progress.apply(session, job, update)
-        if link.holding is None:
-            self.tick()
+        if fresh:
+            self._register(update.job_id, update.token, Path(update.path or ""), update)
 
     @staticmethod
     def _note_holding(link: _Link, update: JobUpdate) -> None:
@@ -332,6 +333,7 @@ class Dispatcher:
                     origin="trained",
                     job_id=job.id,
                     dataset_id=job.dataset_id,
+                    base=job.spec.get("base_model"),
                 )
                 job.adapter_version = record.last_version
                 name = f"{job.adapter_name}@{record.last_version}"

@@ -81,6 +81,10 @@ def _started(session: Session, job: JobRecord, update: JobUpdate) -> None:
 
 
 def _metric(session: Session, job: JobRecord, update: JobUpdate, time_: datetime) -> None:
+    if update.tokens is not None:
+        # Asks the store, which would write what is changed before that; so it is first.
+        quotas.count_tokens(session, job, update.tokens, time_)
+        job.tokens = update.tokens
     names = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens")
     values: dict[str, Any] = {name: getattr(update, name) for name in names}
     rows.put_metric(session, job.id, update.step, time_, values)
@@ -91,9 +95,6 @@ def _metric(session: Session, job: JobRecord, update: JobUpdate, time_: datetime
     if update.eval_loss is not None:
         job.eval_loss, job.best_step, job.best_loss = update.eval_loss, update.best_step, update.best_loss
     job.epoch = update.epoch if update.epoch is not None else job.epoch
-    if update.tokens is not None:
-        job.tokens = update.tokens
-        quotas.count_tokens(session, job, update.tokens, time_)
     session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=_log_line(job, update)))
     figures = {"state": job.state, "step": update.step, "loss": update.loss}
     changes.add(session, "jobs", "metric", job.id, tenant=job.tenant, **figures)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.orm import Session
@@ -32,6 +33,7 @@ KEEP_KEYS = timedelta(days=1)
 KEEP_AUDIT = timedelta(days=400)
 _FRESH_S = 3.0
 _PARTS = TypeAdapter(list[schemas.Part])
+_POINT = schemas.TelemetryPoint.model_fields.keys()
 # An interval of the store: a whole TelemetryRecord, or some of its columns.
 _Span = Any
 
@@ -88,8 +90,9 @@ def _row(start: int, interval: Interval) -> tuple[datetime, dict[str, Any], byte
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def history(control: Control, seconds: float, points: int) -> list[schemas.TelemetryPoint]:
-    """The last `seconds` in at most `points` points, oldest first; a time without reports has none.
+def history_json(control: Control, seconds: float, points: int) -> bytes:
+    """The last `seconds` in at most `points` points (`schemas.TelemetryPoint`), oldest first, as JSON; a time without
+    reports has none.
 
     The finest points that are not too many are taken; their newest part, which the coarser ones have yet to cover, is
     made of finer ones.
@@ -101,31 +104,45 @@ def history(control: Control, seconds: float, points: int) -> list[schemas.Telem
     while level != max(RESOLUTIONS) and seconds > RESOLUTIONS[level].total_seconds():
         level = min(size for size in RESOLUTIONS if size > level)
     step = max(math.ceil(width / level), 1) * level
-    found: list[_Span] = []
+    stored, since = "[]", start
+    shared: list[_Span] = []
     with control.store.read() as session:
         for size in sorted((size for size in RESOLUTIONS if size <= level), reverse=True):
-            since = found[-1].time + timedelta(seconds=found[-1].resolution_s) if found else start
-            # What fills a column alone is shown as it is stored; what shares one is summed up from raw values.
-            found += rows.stored(session, size, max(since, start), raw=size < step)
+            if size == step:
+                # What fills a column alone is shown as it is stored ...
+                stored, last = rows.points_json(session, size, since)
+            else:
+                # ... what shares one is summed up from raw values.
+                found = rows.stored(session, size, since)
+                shared += found
+                last = found[-1].time if found else None
+            since = max(start, last + timedelta(seconds=size)) if last is not None else since
+    shown = [_whole(figures) for figures in msgspec.json.decode(stored)]
+    shown += [_summary(begin, group).model_dump(mode="json") for begin, group in _grouped(shared, step)]
+    for figures in shown:
+        figures["tenant_attainment"] = _own(control, figures["tenant_attainment"])
     # One more column than asked for can appear where the first and the last are cut by the span's ends.
-    return [_shown(control, _summary(start, group)) for start, group in _grouped(found, step)][-points:]
+    return msgspec.json.encode(shown[-points:])
 
 
-def _shown(control: Control, figures: schemas.TelemetryPoint) -> schemas.TelemetryPoint:
-    """Without the figures of other tenants."""
+def _whole(stored: dict[str, Any]) -> dict[str, Any]:
+    """A point as it is stored; one of an earlier version has what came since by default."""
+    if stored.keys() != _POINT:
+        return schemas.TelemetryPoint.model_validate(stored).model_dump(mode="json")
+    return stored
+
+
+def _own(control: Control, shares: dict[str, float]) -> dict[str, float]:
+    """Of figures by tenant those that the principal may see."""
     seen = control.principal
-    if not figures.tenant_attainment or seen.scope.everything:
-        return figures
-    own = {tenant: share for tenant, share in figures.tenant_attainment.items() if tenant == seen.tenant}
-    return figures.model_copy(update={"tenant_attainment": own})
+    if not shares or seen.scope.everything:
+        return shares
+    return {tenant: share for tenant, share in shares.items() if tenant == seen.tenant}
 
 
 def _summary(start: int, group: Sequence[_Span]) -> schemas.TelemetryPoint:
-    if len(group) == 1:
-        return schemas.TelemetryPoint.model_validate_json(group[0].point)
-    return point(merge([unpack(row.raw) for row in group])).model_copy(
-        update={"time": datetime.fromtimestamp(start, UTC)}
-    )
+    merged = merge([unpack(row.raw) for row in group])
+    return point(merged).model_copy(update={"time": datetime.fromtimestamp(start, UTC)})
 
 
 def live(control: Control, window_s: float) -> schemas.Live:
@@ -139,8 +156,8 @@ def live(control: Control, window_s: float) -> schemas.Live:
             engine=engines.view(session),
             targets=targets.view(session),
             window_s=window_s,
-            now=_shown(control, point(latest)) if latest is not None else None,
-            window=_shown(control, point(window)) if window is not None else None,
+            now=_shown(control, latest),
+            window=_shown(control, window),
             jobs=job_rows.counts(session),
             parts=parts(control),
             alerts=[
@@ -150,6 +167,13 @@ def live(control: Control, window_s: float) -> schemas.Live:
             if control.principal.is_platform
             else [],
         )
+
+
+def _shown(control: Control, interval: Interval | None) -> schemas.TelemetryPoint | None:
+    if interval is None:
+        return None
+    figures = point(interval)
+    return figures.model_copy(update={"tenant_attainment": _own(control, figures.tenant_attainment)})
 
 
 def recent(control: Control, session: Session, seconds: float) -> Interval | None:
@@ -166,7 +190,7 @@ def paused_reason(session: Session) -> str | None:
 
 
 def _stored(session: Session, window_s: float, time: datetime) -> Interval | None:
-    found = rows.stored(session, 1, time - timedelta(seconds=window_s), raw=True)
+    found = rows.stored(session, 1, time - timedelta(seconds=window_s))
     return merge([unpack(row.raw) for row in found]) if found else None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -158,6 +159,7 @@ _SUMMED = (
     "seconds", "judged", "attained", "decode_steps", "decode_tokens", "finetune_tokens", "tasklets", "busy_s",
     "decode_s", "finetune_s", "energy_j", "metered_s", "after", "beside", "guard_pauses", "guarded_s",
 )  # fmt: skip
+_summands = attrgetter(*_SUMMED)
 _LAST = (
     "end", "running", "waiting", "kv_used", "kv_total", "memory_bytes", "plan", "plan_reason", "paused_reason",
     "memory",
@@ -168,8 +170,7 @@ _LAST = (
 def merge(intervals: Sequence[Interval]) -> Interval:
     """One interval of several (at least one), given in order of time."""
     merged: dict[str, object] = {name: getattr(intervals[-1], name) for name in _LAST}
-    for name in _SUMMED:
-        merged[name] = sum(getattr(interval, name) for interval in intervals)
+    merged.update(zip(_SUMMED, map(sum, zip(*map(_summands, intervals), strict=True)), strict=True))
     for name in _WEIGHTED:
         parts: list[Weighted] = [getattr(interval, name) for interval in intervals]
         merged[name] = Weighted(

@@ -15,6 +15,7 @@ from core.control.owner import Owner
 from core.errors import Conflict
 from core.link.messages import PauseJob, PlanView, SetTargets, StartJob, StopJob
 from tests.control import files
+from tests.control.figures import history
 from tests.control.peer import EnginePeer
 from tests.stack import until
 
@@ -93,7 +94,7 @@ def test_a_seconds_figures_are_in_the_store_a_second_later(control: Control, eng
     base = float(int(time.time())) - 3
     for offset in (0.2, 0.7, 1.2):
         engine.telemetry(time=base + offset, itl=[(10.0 + offset, 1)])
-    points = until(lambda: telemetry.history(control, 60, 60), what="a point")
+    points = until(lambda: history(control, 60, 60), what="a point")
     assert points[0].time.timestamp() == base
     assert points[0].itl_p99_ms == pytest.approx(10.7)
 

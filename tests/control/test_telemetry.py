@@ -12,6 +12,7 @@ from core.telemetry import interval as iv
 from db import changes, idempotency
 from db import telemetry as rows
 from db.base import now
+from tests.control.figures import history
 from tests.telemetry.test_interval import message
 
 
@@ -43,7 +44,7 @@ def aligned(ago_s: int) -> datetime:
 
 def test_the_last_minutes_come_in_seconds(control: Control) -> None:
     fill(control, now() - timedelta(seconds=30), 20)
-    points = telemetry.history(control, 60, 60)
+    points = history(control, 60, 60)
     assert len(points) == 20
     assert all(point.interval_s == 1 for point in points)
     assert points == sorted(points, key=lambda point: point.time)
@@ -51,7 +52,7 @@ def test_the_last_minutes_come_in_seconds(control: Control) -> None:
 
 def test_fewer_points_are_of_the_raw_values_of_their_seconds(control: Control) -> None:
     fill(control, aligned(300), 300)
-    points = telemetry.history(control, 400, 100)
+    points = history(control, 400, 100)
     assert len(points) <= 100
     whole = [point for point in points if point.interval_s == 4]
     largest = 10 + max(int(whole[0].time.timestamp() + second) % 10 for second in range(4))
@@ -63,7 +64,7 @@ def test_a_point_that_an_earlier_version_stored_has_what_came_since_by_default(c
     time = now() - timedelta(seconds=10)
     with control.store.write() as session:
         rows.put(session, 1, [(time, {"time": time.isoformat(), "interval_s": 1.0, "itl_p99_ms": 12.5}, b"")])
-    (point,) = telemetry.history(control, 60, 60)
+    (point,) = history(control, 60, 60)
     assert (point.time, point.itl_p99_ms, point.guard_pauses, point.memory) == (time, 12.5, 0, None)
 
 
@@ -99,7 +100,7 @@ def test_a_long_history_is_coarse_and_its_newest_part_is_there_too(control: Cont
     fill(control, aligned(7200), 600)
     roll_up(control)
     fill(control, now() - timedelta(seconds=5), 4)
-    points = telemetry.history(control, 4 * 3600, 300)
+    points = history(control, 4 * 3600, 300)
     assert sum(point.interval_s for point in points) == 604
     assert max(point.interval_s for point in points) <= 60
 

@@ -29,6 +29,25 @@ def test_a_connection_that_read_can_write_later(store: Store) -> None:
             leases.next_token(session, "x", "me")
 
 
+@pytest.mark.postgres
+@pytest.mark.parametrize("store_url", ["postgres"], indirect=True)
+def test_connections_that_the_server_has_closed_are_not_used_again(store: Store) -> None:
+    with store.read() as session, store.read() as another:
+        assert jobs.counts(session) == jobs.counts(another) == {}
+    with store.write() as session:
+        leases.next_token(session, "x", "me")
+    others = text(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    with store.read() as session:
+        assert session.scalars(others).all() == [True, True]
+    with store.read() as session, store.read() as another:
+        assert jobs.counts(session) == jobs.counts(another) == {}
+    with store.write() as session:
+        assert leases.next_token(session, "x", "me") == 2
+
+
 def test_an_exception_rolls_everything_back(store: Store) -> None:
     with pytest.raises(RuntimeError), store.write() as session:
         leases.next_token(session, "x", "me")

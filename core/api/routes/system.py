@@ -7,7 +7,6 @@ from typing import Annotated
 
 import anyio
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import TypeAdapter
 from sse_starlette import EventSourceResponse
 
 from core.api import schemas
@@ -25,7 +24,6 @@ from db.base import now
 
 router = APIRouter(tags=["engine"])
 metrics_router = APIRouter(tags=["engine"])
-_HISTORY = TypeAdapter(list[schemas.TelemetryPoint])
 # What of it is not of the clock.
 _LIVE_TABLES = frozenset({"jobs", "engines", "targets", "alerts", "alert_rules", "notices"})
 
@@ -82,7 +80,7 @@ async def history(
 ) -> Response:
     """Oldest first. Points are a second or more; those of the last hour are of raw values, older ones of values rounded
     to three digits. Two weeks are kept."""
-    return await answers.get(key, lambda: _HISTORY.dump_json(telemetry.history(control, seconds, points)), ())
+    return await answers.get(key, lambda: telemetry.history_json(control, seconds, points), ())
 
 
 @router.get("/parts", summary="The supervised processes")
