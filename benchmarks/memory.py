@@ -8,10 +8,11 @@ unmapped by another thread, and 2 GiB of state are swapped out and back. Stretch
 
 grow_64k_ms, shrink_64k_ms: wall time of one change off the step path, medians; the most beside them. decode_p50_ratio,
 decode_p99_ratio: the step while memory moves over the step undisturbed, and where 95 % of such ratios lie when the
-turns are drawn again. reclaim_ms: of an engine with a job at a burst of requests, the slowest of its reclaims, from
-when the first request was queued until the job's memory was free; raw_reclaim_ms: of the arena alone, until 7 GiB of
-a job are given up and 64k tokens mapped. swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the
-rate that the engine swaps with, and the share of decode steps meanwhile beyond twice the undisturbed median. headroom:
+turns are drawn again. by_page: growing and shrinking with pages of other sizes, no step beside. reclaim_ms: of an
+engine with a job at a burst of requests, the slowest of its reclaims, from when the first request was queued until the
+job's memory was free; raw_reclaim_ms: of the arena alone, until 7 GiB of a job are given up and 64k tokens mapped.
+swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the rate that the engine swaps with, and the
+share of decode steps meanwhile beyond twice the undisturbed median. headroom:
 `benchmarks.headroom`, on a card of 40 GiB.
 
 The arena's figures and each engine's are written to results/memory.json as soon as they are through. Without a GPU
@@ -41,6 +42,7 @@ from core.runtime.memory import GPU_RATE
 
 GIB = 2**30
 TURNS, SWAPS = 8, 4
+PAGES = [2**21, 2**22, 2**23, 2**24, 2**25]
 
 
 class Sizes(NamedTuple):
@@ -222,6 +224,19 @@ def swap(arena: Arena, step: Step, size: int, rate: Rate, target_ms: float) -> d
     }  # fmt: skip
 
 
+def of_pages(sizes: Sizes, device: torch.device, page: int) -> dict[str, Any]:
+    """What growing and shrinking take with pages of another size, no decode beside them."""
+    columns = [sizes.token_bytes] * (2 * sizes.layers)
+    arena = open_arena(device, sum(columns) * sizes.tokens, page)
+    rows = Rows(arena, "kv cache", columns, sizes.tokens)
+    took: dict[str, list[float]] = {"grow_64k_ms": [], "shrink_64k_ms": []}
+    for _ in range(4):
+        took["grow_64k_ms"].append(timed(lambda: rows.resize(rows.most)))
+        took["shrink_64k_ms"].append(timed(lambda: rows.resize(0)))
+    # The first change makes the pages.
+    return {"page_mib": page / 2**20} | {name: median(ms[1:]) for name, ms in took.items()}
+
+
 def measure(sizes: Sizes, device: torch.device, seconds: float) -> dict[str, Any]:
     """All figures but the engines'; on a GPU the arena takes 24 GiB."""
     kept = sizes.batch * sizes.context
@@ -234,12 +249,14 @@ def measure(sizes: Sizes, device: torch.device, seconds: float) -> dict[str, Any
     step.times(for_seconds(min(1.0, seconds)))  # the clocks are up
     found, undisturbed = resize(rows, step, small, large, seconds)
     raw = [reclaim(arena, rows, small, large, sizes.job) for _ in range(3)]
+    by_page = [of_pages(sizes, device, page) for page in PAGES] if device.type == "cuda" else []
     rows.resize(small)
     target = 2.0 * float(np.quantile(undisturbed, 0.5))
     full = swap(arena, step, sizes.swapped, Rate(), target)
     return found | {
         "tokens": sizes.tokens, "pages": pages_of(arena, sizes.tokens * sizes.token_bytes) * len(columns),
-        "raw_reclaim_ms": raw, "swap_gib_s": min(full["out_gib_s"], full["back_gib_s"]), "swap": full,
+        "page_mib": arena.page_bytes / 2**20, "by_page": by_page, "raw_reclaim_ms": raw,
+        "swap_gib_s": min(full["out_gib_s"], full["back_gib_s"]), "swap": full,
         "swap_paced": swap(arena, step, sizes.swapped, GPU_RATE, target),
     }  # fmt: skip
 

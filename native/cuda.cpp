@@ -25,7 +25,7 @@ void check(const Driver& driver, const char* call, Result error) {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(const Driver& driver, int ordinal) : driver_(driver) {
+  CudaBackend(const Driver& driver, int ordinal, std::size_t page_bytes) : driver_(driver) {
     check(driver_, "cuInit", driver_.cuInit(0));
     check(driver_, "cuDeviceGet", driver_.cuDeviceGet(&device_, ordinal));
     check(driver_, "cuDevicePrimaryCtxRetain", driver_.cuDevicePrimaryCtxRetain(&context_, device_));
@@ -34,8 +34,10 @@ class CudaBackend final : public Backend {
     access_ = {{kOnDevice, device_}, kReadWrite};
     try {
       const Current current(*this);
+      std::size_t granularity = 0;
       check(driver_, "cuMemGetAllocationGranularity",
-            driver_.cuMemGetAllocationGranularity(&page_bytes_, &prop_, kMinimumGranularity));
+            driver_.cuMemGetAllocationGranularity(&granularity, &prop_, kMinimumGranularity));
+      page_bytes_ = std::max<std::size_t>(1, (page_bytes + granularity - 1) / granularity) * granularity;
       unmaps_runs_ = try_unmapping_a_run();
     } catch (...) {
       driver_.cuDevicePrimaryCtxRelease(device_);
@@ -81,7 +83,7 @@ class CudaBackend final : public Backend {
       result = driver_.cuMemMap(address + done * page_bytes_, page_bytes_, 0, pages[done], 0);
     }
     if (result == kSuccess) {
-      // One call for the run: it costs as much as ten mappings.
+      // One call for the run. It still takes its time for each page, and longer than mapping it does.
       call = "cuMemSetAccess";
       result = driver_.cuMemSetAccess(address, pages.size() * page_bytes_, &access_, 1);
     } else {
@@ -215,8 +217,8 @@ const Driver& system_driver() {
   return driver;
 }
 
-std::unique_ptr<Backend> backend(const Driver& driver, int ordinal) {
-  return std::make_unique<CudaBackend>(driver, ordinal);
+std::unique_ptr<Backend> backend(const Driver& driver, int ordinal, std::size_t page_bytes) {
+  return std::make_unique<CudaBackend>(driver, ordinal, page_bytes);
 }
 
 }  // namespace harli::cuda

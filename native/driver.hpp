@@ -76,7 +76,8 @@ struct Driver {
 // The driver of this machine. Throws ArenaError naming the library and the dynamic linker's words when there is none.
 const Driver& system_driver();
 
-// Pages of device `ordinal` through `driver`, which outlives the back end.
-std::unique_ptr<Backend> backend(const Driver& driver, int ordinal);
+// Pages of device `ordinal` through `driver`, which outlives the back end, each of at least `page_bytes`: the next
+// multiple of the driver's granularity.
+std::unique_ptr<Backend> backend(const Driver& driver, int ordinal, std::size_t page_bytes);
 
 }  // namespace harli::cuda

@@ -111,10 +111,10 @@ NB_MODULE(_arena, m) {
   m.def("memfd_arena", [](std::size_t page_bytes, std::size_t capacity) {
           return new PyArena{Arena(harli::memfd_backend(page_bytes, capacity), capacity), -1};
         }, "page_bytes"_a, "capacity"_a, nb::rv_policy::take_ownership);
-  m.def("cuda_arena", [](int device_id, std::size_t capacity_bytes) {
-          auto backend = harli::cuda::backend(harli::cuda::system_driver(), device_id);
+  m.def("cuda_arena", [](int device_id, std::size_t capacity_bytes, std::size_t page_bytes) {
+          auto backend = harli::cuda::backend(harli::cuda::system_driver(), device_id, page_bytes);
           const std::size_t capacity = capacity_bytes / backend->page_bytes();
           return new PyArena{Arena(std::move(backend), capacity), device_id};
-        }, "device_id"_a, "capacity_bytes"_a, nb::rv_policy::take_ownership);
+        }, "device_id"_a, "capacity_bytes"_a, "page_bytes"_a, nb::rv_policy::take_ownership);
   m.def("select_heap", &harli::select_heap, "heap"_a.none());
 }

@@ -1,7 +1,7 @@
 """The arena: one pool of physical pages that KV cache and finetuning map into address ranges of their own.
 
-The pool, its regions and its accounting are native (`native/`). On a GPU the pages are the driver's (2 MiB on present
-ones), elsewhere pieces of an anonymous file, with the same semantics. What lies here puts tensors over regions.
+The pool, its regions and its accounting are native (`native/`). On a GPU the pages are the driver's allocations,
+elsewhere pieces of an anonymous file, with the same semantics. What lies here puts tensors over regions.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ __all__ = [
 
 # Models that run on a CPU are small: with pages as large as a GPU's, their KV cache would be a handful of them.
 CPU_PAGE_BYTES = 256 * 1024
+# The driver takes its time by the page, whatever its size: on an H200 33 us to map one and open it to the GPU, 25 us to
+# take it away. Thousands of its smallest, 2 MiB, would keep a burst waiting for more than 100 ms; pages as large as
+# these are still a small part of a large GPU's memory, and on small ones the pages are smaller.
+GPU_PAGE_BYTES = 2**21, 2**24
+_GPU_PAGES = 8192  # of all its memory
 
 
 class OutOfMemory(torch.OutOfMemoryError):
@@ -30,18 +35,24 @@ class OutOfMemory(torch.OutOfMemoryError):
 
 def page_bytes(device: torch.device) -> int:
     """Bytes of a page of the device's arena."""
-    return open_arena(device, 0).page_bytes if device.type == "cuda" else CPU_PAGE_BYTES
+    if device.type != "cuda":
+        return CPU_PAGE_BYTES
+    least, most = GPU_PAGE_BYTES
+    total = torch.cuda.get_device_properties(device).total_memory if torch.cuda.is_available() else 0
+    return max(least, min(most, 2 ** ((total // _GPU_PAGES).bit_length() - 1)))
 
 
-def open_arena(device: torch.device, capacity_bytes: int) -> Arena:
-    """An arena of at most `capacity_bytes` of the device's memory, whole pages.
+def open_arena(device: torch.device, capacity_bytes: int, page: int | None = None) -> Arena:
+    """An arena of at most `capacity_bytes` of the device's memory, in whole pages of `page` bytes: a multiple of the
+    driver's granularity; None: `page_bytes`.
 
     Raises `Unavailable` with the driver's words where it has no virtual memory management.
     """
     try:
+        page = page or page_bytes(device)
         if device.type == "cuda":
-            return cuda_arena(device.index or 0, capacity_bytes)
-        return memfd_arena(CPU_PAGE_BYTES, capacity_bytes // CPU_PAGE_BYTES)
+            return cuda_arena(device.index or 0, capacity_bytes, page)
+        return memfd_arena(page, capacity_bytes // page)
     except ArenaError as error:
         raise Unavailable(
             "no_arena",

@@ -39,7 +39,7 @@ WHOLE = Layout()
 class JobView:
     """One runnable finetune job: its next tasklets in order and what fairness needs to know of it.
 
-    pages: arena pages (2 MiB) that its next tasklets need beyond those it holds; boundary: an optimizer step has just
+    pages: arena pages that its next tasklets need beyond those it holds; boundary: an optimizer step has just
     ended, so that another job may take the next turn (of the first job only; the others wait at one anyway).
     """
 
@@ -63,7 +63,7 @@ class StepState:
     target that applies, the ms that the gap to this step's tokens may take; target_ms: for each the ms that a gap gets
     by itself, another figure where early and late tokens of a request make up for each other (empty: as `slack_ms`);
     inflight_ms: finetune work launched earlier and not finished that this step has to wait for; jobs: runnable jobs,
-    first the one whose micro-batch is open; layouts: the partitions that exist; free_pages: arena pages of 2 MiB that
+    first the one whose micro-batch is open; layouts: the partitions that exist; free_pages: arena pages that
     finetuning may take, and kv_tokens_per_page: KV tokens that one of them would hold (0: the KV cache has memory of
     its own); layout: that of the last step, and beside_ms the finetune work still running on its finetune part, which a
     step of another layout has to wait for.

@@ -137,7 +137,7 @@ void random_operations(Arena& arena, std::size_t capacity, std::size_t operation
 }
 
 void a_failed_mapping_leaves_nothing_behind() {
-  Arena arena(harli::cuda::backend(fake::driver, 0), 16);
+  Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 16);
   const auto region = arena.reserve("kv", 16);
   region->map(0, 2);
   word(*region, 0) = 7;
@@ -156,7 +156,7 @@ void a_failed_mapping_leaves_nothing_behind() {
 
 void pages_that_the_driver_keeps_are_counted_as_lost() {
   {
-    Arena arena(harli::cuda::backend(fake::driver, 0), 8);
+    Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 8);
     auto region = arena.reserve("kv", 8);
     region->map(0, 4);
     fake::fail_unmap = 0;
@@ -170,7 +170,7 @@ void pages_that_the_driver_keeps_are_counted_as_lost() {
 
 void a_mapping_that_cannot_be_rolled_back_is_lost_and_its_range_is_left() {
   {
-    Arena arena(harli::cuda::backend(fake::driver, 0), 8);
+    Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 8);
     auto region = arena.reserve("kv", 8);
     region->map(0, 1);
     fake::fail_map = 2;
@@ -185,7 +185,7 @@ void a_mapping_that_cannot_be_rolled_back_is_lost_and_its_range_is_left() {
 }
 
 void a_device_without_memory_is_told_from_a_full_arena() {
-  Arena arena(harli::cuda::backend(fake::driver, 0), 64);
+  Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 64);
   const auto region = arena.reserve("kv", 64);
   fake::physical_pages = fake::handles.size() + 10;
   REQUIRE(names(refused<ArenaFull>([&] { region->map(0, 20); }), "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY"));
@@ -197,7 +197,7 @@ void a_device_without_memory_is_told_from_a_full_arena() {
 void a_driver_that_unmaps_page_by_page_works_too() {
   fake::one_unmap_takes_a_run = false;
   {
-    Arena arena(harli::cuda::backend(fake::driver, 0), 64);
+    Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 64);
     random_operations(arena, 64, 2000, 3);
   }
   fake::one_unmap_takes_a_run = true;
@@ -333,7 +333,7 @@ int main(int argc, char** argv) {
     random_operations(arena, 40, operations, 1);
   }
   {
-    Arena arena(harli::cuda::backend(fake::driver, 0), 40);
+    Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 40);
     random_operations(arena, 40, operations / 20, 2);
   }
   REQUIRE(fake::mappings.empty() && fake::handles.empty() && fake::depth == 0);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.memory.arena import OutOfMemory, open_arena, view
+from core.memory.arena import OutOfMemory, open_arena, page_bytes, view
 from core.memory.job_heap import JobHeap
 from core.memory.rows import Rows
 from core.memory.swap import Rate, Swappable, paced
@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def test_content_stays_behind_its_address_while_rows_come_and_go() -> None:
-    arena = open_arena(GPU, 64 * MIB)
+    arena = open_arena(GPU, 64 * MIB, 2 * MIB)
     assert arena.page_bytes == 2 * MIB
     rows = Rows(arena, "kv", [2048, 2048], tokens=8192)
     rows.resize(rows.most)
@@ -29,8 +29,14 @@ def test_content_stays_behind_its_address_while_rows_come_and_go() -> None:
     assert arena.statistics().used == 10
 
 
+def test_pages_are_larger_where_there_is_much_memory_and_whole_ones_of_the_drivers() -> None:
+    assert page_bytes(GPU) in (2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
+    assert open_arena(GPU, 64 * MIB).page_bytes == page_bytes(GPU)
+    assert open_arena(GPU, 64 * MIB, 3 * MIB).page_bytes == 4 * MIB
+
+
 def test_a_captured_graph_runs_on_after_its_memory_was_away() -> None:
-    arena = open_arena(GPU, 16 * MIB)
+    arena = open_arena(GPU, 16 * MIB, 2 * MIB)
     region = arena.reserve("job", 4)
     region.map(0, 4)
     data = view(arena, region, (2 * MIB,), torch.float32)
@@ -49,14 +55,14 @@ def test_a_captured_graph_runs_on_after_its_memory_was_away() -> None:
 
 
 def test_a_jobs_allocations_come_from_the_arena_as_far_as_they_were_granted() -> None:
-    arena = open_arena(GPU, 512 * MIB)
+    arena = open_arena(GPU, 512 * MIB, 2 * MIB)
     heap = JobHeap(arena, "job 1", 128)
     heap.grant(64)
     with heap.computing():
         kept = torch.zeros(32 * MIB // 4, device=GPU)
         assert heap.held == 64 and heap.promised <= 48 and arena.statistics().used >= 16
-        with pytest.raises(OutOfMemory, match="of the 64 it may have"), heap.computing():
-            torch.empty(256 * MIB, dtype=torch.uint8, device=GPU)
+    with pytest.raises(OutOfMemory, match="of the 64 it may have"), heap.computing():
+        torch.empty(256 * MIB, dtype=torch.uint8, device=GPU)
     assert heap.ask() and heap.needed == 128
     assert float(kept.sum()) == 0.0
     torch.cuda.synchronize()
