@@ -35,7 +35,7 @@ SHRINK = [{"BLOCK_N": 16, "BLOCK_K": k, "num_warps": w, "num_stages": s} for k, 
           ((256, 4, 5), (512, 4, 3), (1024, 8, 2))]  # fmt: skip
 EXPAND = [{"BLOCK_N": n, "BLOCK_K": 16, "num_warps": w} for n, w in ((64, 2), (128, 4))]
 # Parts at most, columns of a block (none: as it is set), whether launched early.
-HARLI = [(16, None, True), (16, None, False), (16, 64, True), (16, 256, True), (8, 128, True), (8, 256, True)]
+HARLI = [(32, None, True), (32, None, False), (8, 128, True), (16, 128, True), (32, 128, True), (32, 256, True)]
 
 
 class Pair(NamedTuple):

@@ -25,8 +25,9 @@ from core.serving.lora_batch import SEGMENT
 
 _ROWS = tl.constexpr(SEGMENT)
 _WIDTH = 256  # columns of the input that a block multiplies at once
-_PARTS = 16  # of a sum at most
+_STEPS, _PARTS = 2, 32  # such blocks in a part at least; parts of a sum at most
 _TILE = 4096  # elements of B that a block of the expand holds
+_WIDE = 8192  # columns of a slice from which on a block takes twice as many
 
 
 @triton.jit
@@ -107,7 +108,7 @@ def _expand(
 def parts_of(width: int, most: int = _PARTS) -> tuple[int, int]:
     """How a sum over so many columns is cut: into how many parts, `most` at most, and of how many blocks each."""
     blocks = triton.cdiv(width, _WIDTH)
-    steps = triton.cdiv(blocks, most)
+    steps = max(_STEPS, triton.cdiv(blocks, most))
     return triton.cdiv(blocks, steps), steps
 
 
@@ -143,7 +144,7 @@ def add_products(
     _, width, rank = weights.shape
     slices = len(offsets) - 1
     ranks = max(16, triton.next_power_of_2(rank))
-    block = block or max(16, min(128, _TILE // ranks))
+    block = block or max(16, min(256 if widest >= _WIDE else 128, _TILE // ranks))
     _expand[(triton.cdiv(widest, block), slices, len(info.weight_indices))](
         partial, weights, out, out.stride(0), info.seg_indptr, info.weight_indices, info.lora_ranks, info.permutation,
         info.scalings, offsets, rows,

@@ -54,7 +54,7 @@ def info_of(adapters: list[int], ranks: list[int], room: int) -> Any:
 
 @fact
 @pytest.mark.parametrize("slices", [(40,), (48, 16, 16)])
-@pytest.mark.parametrize(("width", "most"), [(256, 16), (1024, 16), (1408, 2), (64, 16)])
+@pytest.mark.parametrize(("width", "most"), [(256, 16), (1024, 16), (1408, 2), (64, 16), (1280, 32)])
 @pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.skipif(DEVICE == "cpu", reason="GPU"))])
 def test_each_row_gets_what_its_adapter_adds(slices: tuple[int, ...], width: int, most: int, early: bool) -> None:
     from core.serving import lora_kernels
@@ -121,7 +121,7 @@ def test_in_a_graph_each_kernel_sees_what_those_before_it_wrote() -> None:
 def test_a_sum_is_cut_into_parts_of_whole_blocks_that_cover_it() -> None:
     from core.serving.lora_kernels import parts_of
 
-    assert [parts_of(width) for width in (4096, 14336, 3584, 128)] == [(16, 1), (14, 4), (14, 1), (1, 1)]
+    assert [parts_of(width) for width in (4096, 14336, 3584, 18944)] == [(8, 2), (28, 2), (7, 2), (25, 3)]
     for width in range(64, 20000, 64):
         parts, steps = parts_of(width)
         assert (parts - 1) * steps * 256 < width <= parts * steps * 256
