@@ -197,6 +197,12 @@ class JobCreate(Body):
     preset: Preset | None = None
     adapter_name: str = Field(pattern=NAME, description="name under which the finished adapter is stored and served")
     name: str | None = Field(None, max_length=120)
+    base_model: str | None = Field(
+        None,
+        max_length=255,
+        description="another model than the served one, of those that the engine names (`GET /api/engine`): the "
+        "adapter is stored with it, and not served",
+    )
     initial_adapter: str | None = Field(None, description="adapter (name or name@version) to start from")
     lora: LoraBody = LoraBody()
     learning_rate: float = Field(1e-3, gt=0, le=1)
@@ -430,6 +436,20 @@ class Notice(BaseModel):
     message: str
 
 
+class BaseModelInfo(BaseModel):
+    """A model other than the served one that jobs may finetune: `window_layers` of its layers are on the device at a
+    time, with embedding and head in `window_bytes`, and all of it in the engine's host memory while a job runs.
+    `refused`: why it cannot be had."""
+
+    name: str
+    parameters: int = 0
+    layers: int = 0
+    window_layers: int = 0
+    window_bytes: int = 0
+    host_bytes: int = 0
+    refused: str | None = None
+
+
 class Engine(BaseModel):
     """The engine as it last reported itself; `state` is ``absent`` until it first has and ``lost`` when
     it fell silent."""
@@ -449,6 +469,7 @@ class Engine(BaseModel):
     kv_tokens: int | None = None
     max_running_requests: int | None = None
     partitions: list[str] = []
+    base_models: list[BaseModelInfo] = Field([], description="that jobs may finetune beside the served one")
     policy: str = ""
     margin: float = Field(0.0, description="share of a target that is never planned with")
     settings: dict[str, str] = Field({}, description="what it runs with, for people")

@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from core.api import schemas
-from core.control import engines, pages
+from core.control import bases, engines, pages
 from core.control.context import Control, new_id
 from core.errors import Conflict, Invalid, NotFound
 from core.intake import adapter as intake
@@ -139,9 +139,11 @@ def store(
     job_id: str | None = None,
     dataset_id: str | None = None,
     parents: Sequence[str] = (),
+    base: str | None = None,
 ) -> AdapterRecord:
     """Move a checked folder into its place as the name's next version, in the caller's write transaction: should that
-    fail, no row names the folder, and the next one that gets this number replaces it."""
+    fail, no row names the folder, and the next one that gets this number replaces it. base: the model that it belongs
+    to where that is not the served one."""
     record = rows.claim(session, name, now(), tenant)
     record.last_version += 1
     record.versions.append(
@@ -158,7 +160,7 @@ def store(
             bytes=info.bytes,
             sha256=info.sha256,
             # What was checked against a served model belongs to it, whatever it was called elsewhere.
-            base=engine.hello["model"] if (engine := engines.known(session)) is not None else info.base_model,
+            base=base or (engine.hello["model"] if (engine := engines.known(session)) is not None else info.base_model),
             parents=list(parents) or None,
         )
     )
@@ -181,11 +183,20 @@ def unpacked(control: Control, source: Path, *, max_bytes: int) -> Iterator[tupl
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def check(control: Control, info: intake.AdapterInfo, folder: Path) -> None:
-    """Raise Invalid for what the engine (the present one, else the last) cannot serve."""
+def check(control: Control, info: intake.AdapterInfo, folder: Path, base: str | None = None) -> None:
+    """Raise Invalid for what the engine (the present one, else the last) cannot serve; base: the model that it belongs
+    to where that is not the served one."""
     with control.store.read() as session:
         record = engines.known(session)
-        model = engines.model_path(session, control.settings)
+        model = bases.folder(session, control.settings, base)
+    named = (info.base_model or "").rpartition("/")[2]
+    if base is None and record is not None and bases.of(record, named) is not None:
+        raise Invalid(
+            "adapter_base",
+            f"The adapter was trained on {named}, and the engine serves {record.hello['model']}. Upload one that was "
+            "trained on the served model.",
+            "base_model_name_or_path",
+        )
     intake.check(
         info,
         folder,
@@ -210,6 +221,8 @@ def deploy(control: Control, name: str, version: int | None) -> schemas.Adapter:
 
 def require_servable(session: Session, row: AdapterVersionRecord) -> None:
     """Raise Invalid when the engine cannot serve the version."""
+    if (why := bases.unserved(engines.known(session), row)) is not None:
+        raise why
     engine = engines.view(session)
     if engine.max_lora_rank is not None and row.rank > engine.max_lora_rank:
         raise Invalid(

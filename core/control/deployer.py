@@ -17,6 +17,7 @@ import httpx
 from sqlalchemy.orm import Session
 
 from core.api import schemas
+from core.control import bases
 from core.control.context import Control
 from db import adapters as rows
 from db import changes, engines
@@ -75,6 +76,9 @@ class Deployer:
             self._note(engine_id, record, None, None)
 
     def _load(self, http: httpx.Client, engine_id: str, record: Record, version: int) -> None:
+        if (why := self._of_another_base(record, version)) is not None:
+            self._note(engine_id, record, record.deployed_version if record.engine_id == engine_id else None, why)
+            return
         body = {"lora_name": record.address, "lora_path": str(self._control.adapter_folder(record.name, version))}
         answer = http.post("/load_lora_adapter", json=body)
         named = f"{record.name}@{version}" + (f" as {record.address}" if record.address != record.name else "")
@@ -84,6 +88,14 @@ class Deployer:
         else:
             logger.info("engine %s serves adapter %s", engine_id, named)
             self._note(engine_id, record, version, None)
+
+    def _of_another_base(self, record: Record, version: int) -> schemas.ErrorDetail | None:
+        """Why the engine, which may serve another model than the one before, cannot serve the version."""
+        with self._control.store.read() as session:
+            adapter = rows.find(session, record.name)
+            row = rows.version_of(adapter, version) if adapter is not None else None
+            why = bases.unserved(engines.current(session), row) if row is not None else None
+        return schemas.ErrorDetail(code=why.code, message=why.message, param=why.param) if why is not None else None
 
     def _unload(self, http: httpx.Client, engine_id: str, old: Record) -> None:
         address = old.address

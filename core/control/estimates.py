@@ -17,6 +17,7 @@ import psutil
 
 from core.api import schemas
 from core.api.job_schemas import JobEstimate, MemoryEstimate, Speed
+from core.control import bases
 from core.intake import packing
 from db.base import now
 from db.engines import EngineRecord
@@ -121,6 +122,8 @@ def estimate(
         notes.append("steps and tokens are not known yet: no engine has been here, and its tokenizer counts them")
     if speed is None:
         notes.append("time is not known yet: no job has been trained by this engine, so no speed was measured")
+    elif spec.base_model is not None:
+        notes.append(f"the speed is that of the jobs before, whatever their base; {spec.base_model} has its own")
     seconds = todo.tokens / speed.tokens_s if todo is not None and speed is not None else None
     left = [tokens_left(job) for job in before]
     wait = sum(tokens for tokens in left if tokens is not None) / speed.tokens_s if speed is not None else None
@@ -166,6 +169,11 @@ def memory(spec: schemas.JobCreate, engine: EngineRecord | None, model: Path | N
             reason=f"the engine took the memory of a job of rank {rank} and {tokens} tokens when it started",
         )
     needed = needed_bytes(json.loads((model / "config.json").read_bytes()), spec, engine.hello["dtype"])
+    base = bases.of(engine, spec.base_model)
+    frozen = ""
+    if base is not None:
+        needed += base["window_bytes"] + base["host_bytes"]
+        frozen = f", the weights of {base['name']} and a window of {base['window_layers']} of its layers"
     host = urlsplit(engine.hello["http_url"]).hostname
     if engine.hello["device"] != "cpu" or host not in _LOOPBACK:
         return MemoryEstimate(
@@ -176,7 +184,8 @@ def memory(spec: schemas.JobCreate, engine: EngineRecord | None, model: Path | N
         fits=needed <= free,
         needed_bytes=needed,
         free_bytes=free,
-        reason="adapter, optimizer and the activations of one micro-batch, against the free memory of this machine",
+        reason=f"adapter, optimizer, the activations of one micro-batch{frozen}, against the free memory of this "
+        "machine",
     )
 
 

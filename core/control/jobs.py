@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from core.api import presets, schemas
 from core.api.job_schemas import JobEstimate, JobSample
-from core.control import aliases, engines, estimates, pages, quotas, speed, webhooks
+from core.control import aliases, bases, engines, estimates, pages, quotas, speed, webhooks
 from core.control import telemetry as history
 from core.control.context import Control, new_id
 from core.control.lifecycle import remark, transition
@@ -197,7 +197,8 @@ def submit(
         if (earlier := _earlier(control, session, key, fingerprint)) is not None:
             return earlier, False
         dataset = _dataset(session, body)
-        model = engines.model_path(session, control.settings)
+        body = bases.resolved(body, engines.known(session))
+        model = bases.folder(session, control.settings, body.base_model)
         body = _preset(control, body, dataset, engines.known(session))
     spec = _resolved(control, body)
     lengths = _lengths(control, dataset, model, spec)
@@ -208,7 +209,7 @@ def submit(
             return earlier, False
         dataset = _dataset(session, body)
         engine = engines.known(session)
-        spec, initial, version = _initial(session, spec)
+        spec, initial, version = _initial(session, bases.resolved(spec, engine))
         _check_engine(spec, engine)
         _check_output(session, spec)
         quotas.check_priority(session, control, control.principal.tenant, spec.priority)
@@ -269,8 +270,9 @@ def estimate(control: Control, body: schemas.JobCreate) -> JobEstimate:
     """What the job would take if it were submitted now. Raises what `submit` would raise, but for a taken name."""
     with control.store.read() as session:
         dataset = _dataset(session, body)
-        model = engines.model_path(session, control.settings)
         engine = engines.known(session)
+        body = bases.resolved(body, engine)
+        model = bases.folder(session, control.settings, body.base_model)
         body = _preset(control, body, dataset, engine)
         spec = _initial(session, _resolved(control, body))[0]
         _check_engine(spec, engine)
@@ -310,6 +312,8 @@ def clone(control: Control, job_id: str, changed: Mapping[str, Any], key: str | 
         dropped.add("max_steps")
     if "micro_batch_tokens" in changed:
         dropped.add("sequence_length")
+    if "base_model" in changed:
+        dropped.add("deploy")
     if "initial_adapter" in changed:
         lora = {name: value for name, value in lora.items() if name not in ("rank", "alpha", "target_modules")}
     merged = {name: value for name, value in spec.items() if name not in dropped and value is not None}
@@ -445,6 +449,13 @@ def _initial(session: Session, body: schemas.JobCreate) -> tuple[schemas.JobCrea
         raise NotFound(
             "adapter_not_found",
             f"there is no adapter {body.initial_adapter!r} to start from; `harli adapters` lists those there are",
+            "initial_adapter",
+        )
+    if not bases.fits(engines.known(session), row, body.base_model):
+        raise Invalid(
+            "initial_adapter_base",
+            f"adapter {name}@{row.version} belongs to base model {row.base} and the job trains "
+            f"{body.base_model or 'the served one'}; give base_model {row.base}, or start from another adapter",
             "initial_adapter",
         )
     # Stored adapters have rank-stabilised scaling folded into alpha.

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from core.api import schemas
-from core.control import adapters, aliases, engines, operations
+from core.control import adapters, aliases, bases, engines, operations
 from core.control.context import Control, new_id
 from core.control.operations import Work
-from core.errors import Conflict, HarliError, NotFound, Unavailable
+from core.errors import Conflict, HarliError, Invalid, NotFound, Unavailable
 from core.intake import merge as intake
 from core.intake.merge import Part
+from db.adapters import AdapterVersionRecord
+from db.engines import EngineRecord
 
 logger = logging.getLogger(__name__)
 # Models are merged one after the other: each reads and writes as much as the disk gives.
@@ -29,6 +31,7 @@ def combine(control: Control, name: str, parts: Sequence[schemas.AdapterPart], n
     with control.store.read() as session:
         rows = [aliases.resolved(session, part.adapter, "parts") for part in parts]
         engine = engines.known(session)
+    base = _base_of(rows, engine)
     adapters.require_name(control, name, new_version)
     folder = control.uploads / new_id("adapter")
     chosen = [
@@ -36,13 +39,13 @@ def combine(control: Control, name: str, parts: Sequence[schemas.AdapterPart], n
     ]
     try:
         info = intake.combine(chosen, folder, max_rank=engine.hello["max_lora_rank"] if engine is not None else None)
-        adapters.check(control, info, folder)
+        adapters.check(control, info, folder, base)
         named = [f"{row.name}@{row.version}*{part.weight:g}" for row, part in zip(rows, parts, strict=True)]
         with control.store.write() as session:
             adapters.require_name_in(session, name, new_version)
             record = adapters.store(
                 control, session, folder, info, name,
-                tenant=control.principal.tenant, origin="merged", parents=named,
+                tenant=control.principal.tenant, origin="merged", parents=named, base=base,
             )  # fmt: skip
             session.flush()
             return adapters.view(session, record)
@@ -51,11 +54,13 @@ def combine(control: Control, name: str, parts: Sequence[schemas.AdapterPart], n
 
 
 def export(control: Control, name: str, version: int | None) -> schemas.Operation:
-    """Begin to write the served model with a version of the adapter merged into it; the operation tells how far it is,
+    """Begin to write the adapter's base model with a version of it merged into that; the operation tells how far it is,
     and its file is kept for a day."""
     with control.store.read() as session:
         row = adapters.require_version(adapters.require(session, name), version)
-        model = engines.model_path(session, control.settings)
+        engine = engines.known(session)
+        base = _base_of([row], engine)
+        model = bases.folder(session, control.settings, base)
     if model is None:
         raise Unavailable(
             "no_model", "the merged model needs the served one, and no engine has been here yet; start it", "model"
@@ -65,6 +70,28 @@ def export(control: Control, name: str, version: int | None) -> schemas.Operatio
     arguments = (control, row.name, row.version, model, operation_id)
     threading.Thread(target=_export, args=arguments, name=f"harli-{operation_id}", daemon=True).start()
     return operations.get(control, operation_id)
+
+
+def _base_of(rows: Sequence[AdapterVersionRecord], engine: EngineRecord | None) -> str | None:
+    """The base model that all of these versions belong to; None for the served one. Raises Invalid for those of
+    several, and of one that is not there any more."""
+    first, *others = (row.base if not bases.fits(engine, row, None) else None for row in rows)
+    for row, base in zip(rows[1:], others, strict=True):
+        if base != first:
+            raise Invalid(
+                "base_differs",
+                f"{rows[0].name}@{rows[0].version} belongs to base model {rows[0].base} and {row.name}@{row.version} "
+                f"to {row.base}; give adapters of one base",
+                "parts",
+            )
+    if first is not None and bases.of(engine, first) is None:
+        raise Invalid(
+            "base_model",
+            f"adapter {rows[0].name}@{rows[0].version} belongs to base model {first}, which is not there; start the "
+            "engine with it in HARLI_FINETUNE__BASE_MODELS",
+            "version",
+        )
+    return first
 
 
 def _export(control: Control, name: str, version: int, model: Path, operation_id: str) -> None:

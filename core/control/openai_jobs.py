@@ -26,7 +26,7 @@ from core.api.openai_schemas import (
     Supervised,
     listed,
 )
-from core.control import datasets, engines, jobs, outlook, pages
+from core.control import bases, datasets, engines, jobs, outlook, pages
 from core.control.context import Control
 from core.control.openai_files import RESULTS
 from core.errors import HarliError, Invalid, NotFound, Unavailable
@@ -53,6 +53,7 @@ _STATUS: dict[str, Literal["queued", "running", "paused", "succeeded", "failed",
 _FIELDS = {
     "dataset": "training_file",
     "initial_adapter": "model",
+    "base_model": "model",
     "adapter_name": "suffix",
     "epochs": "method.supervised.hyperparameters.n_epochs",
     "learning_rate": "method.supervised.hyperparameters.learning_rate_multiplier",
@@ -82,10 +83,12 @@ def create(control: Control, body: FineTuningCreate, key: str | None) -> FineTun
     asked = _hyperparameters(body)
     with _in_openais_terms():
         dataset = datasets.get(control, body.training_file)
+        base, initial = _model(control, body.model)
         wanted = schemas.JobCreate(
             dataset=dataset.id,
             adapter_name=_adapter_name(body, dataset, key),
-            initial_adapter=_initial(control, body.model),
+            base_model=base,
+            initial_adapter=initial,
             learning_rate=LEARNING_RATE * _number(asked.learning_rate_multiplier, 1.0),
             epochs=_number(asked.n_epochs, jobs.DEFAULT_EPOCHS),
             accumulation=accumulation(asked.batch_size, dataset, control.settings.finetune.micro_batch_tokens),
@@ -158,21 +161,23 @@ def _adapter_name(body: FineTuningCreate, dataset: schemas.Dataset, key: str | N
     return f"{dataset.name[:50]}-{tag}"
 
 
-def _initial(control: Control, model: str) -> str | None:
-    """The adapter that `model` names; None for the served model itself."""
+def _model(control: Control, model: str) -> tuple[str | None, str | None]:
+    """The base model beside the served one, or the adapter, that `model` names; neither for the served model."""
     with control.store.read() as session:
         served = served_model(control, session)
         name = model.removeprefix(f"{served}:")
         if name == served:
-            return None
+            return None, None
+        if bases.of(engines.known(session), name) is not None:
+            return name, None
         if adapter_rows.find(session, jobs.parse_adapter(name)[0]) is None:
             raise NotFound(
                 "model_not_found",
-                f"model is {model!r}; give {served}, the served model, or an adapter to go on from "
+                f"model is {model!r}; give {served}, the served model, another base model, or an adapter to go on from "
                 "(client.models.list() shows those that are served)",
                 "model",
             )
-    return name
+    return None, name
 
 
 def served_model(control: Control, session: Session) -> str:
@@ -239,7 +244,7 @@ def _view(job: schemas.Job, asked: FineTuningCreate | None, served: str) -> Fine
         id=job.id,
         created_at=_seconds(job.created_at),
         finished_at=_seconds(job.ended_at) if job.ended_at is not None else None,
-        model=asked.model if asked is not None else spec.initial_adapter or served,
+        model=asked.model if asked is not None else spec.initial_adapter or spec.base_model or served,
         fine_tuned_model=job.adapter_name if job.state == "succeeded" else None,
         organization_id=job.tenant,
         status=_STATUS[job.state],

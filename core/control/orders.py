@@ -36,6 +36,7 @@ def spec(control: Control, session: Session, job: JobRecord) -> JobSpec:
     return JobSpec(
         job_id=job.id,
         tenant=job.tenant,
+        base_model=body.base_model,
         dataset_path=str(path),
         adapter_name=job.adapter_name,
         output_dir=str(control.job_folder(job.id)),
