@@ -9,8 +9,8 @@ unmapped by another thread, and 2 GiB of state are swapped out and back. Stretch
 grow_64k_ms, shrink_64k_ms: wall time of one change off the step path, medians; the most beside them. decode_p50_ratio,
 decode_p99_ratio: the step while memory moves over the step undisturbed, and where 95 % of such ratios lie when the
 turns are drawn again. by_page: growing and shrinking with pages of other sizes, no step beside. reclaim_ms: of an
-engine with a job at a burst of requests, the slowest of its reclaims, from when the first request was queued until the
-job's memory was free; raw_reclaim_ms: of the arena alone, until 7 GiB of a job are given up and 64k tokens mapped.
+engine with a job at a burst of requests, the slowest of its reclaims, from when the first request waited for memory
+until the job's was free; raw_reclaim_ms: of the arena alone, until 7 GiB of a job are given up and 64k tokens mapped.
 swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the rate that the engine swaps with, and the
 share of decode steps meanwhile beyond twice the undisturbed median. headroom:
 `benchmarks.headroom`, on a card of 40 GiB.

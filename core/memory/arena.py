@@ -39,7 +39,7 @@ def page_bytes(device: torch.device) -> int:
         return CPU_PAGE_BYTES
     least, most = GPU_PAGE_BYTES
     total = torch.cuda.get_device_properties(device).total_memory if torch.cuda.is_available() else 0
-    return max(least, min(most, 2 ** ((total // _GPU_PAGES).bit_length() - 1)))
+    return max(least, min(most, int(2 ** ((total // _GPU_PAGES).bit_length() - 1))))
 
 
 def open_arena(device: torch.device, capacity_bytes: int, page: int | None = None) -> Arena:

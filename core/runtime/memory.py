@@ -86,7 +86,7 @@ class Broker:
         self._ledger = Ledger()
         self._arrivals = Arrivals()
         self._share: JobShare | None = None
-        self._looked_at = float("-inf")
+        self._looked_at = self._fitted_at = float("-inf")  # the last look; the last at which all that waited fitted
         self._expecting = False  # pages for the KV cache are on their way out of the job
         self._taken: tuple[JobShare, float] | None = None  # from whom, and since when, by a reclaim that is under way
         self._reclaims = 0
@@ -205,9 +205,10 @@ class Broker:
         self._time_reclaim()
         if share is not None and share.closed and not share.moving:
             self._share = None
-        decision, self._ledger = decide(
-            self._kv_view(now, step_ms()), self._finetune_view(), self._spare(), self._marks, self._ledger, now
-        )
+        kv = self._kv_view(now, step_ms())
+        if kv.queued <= self._kv.free:
+            self._fitted_at = now  # who waits does so for a prefill, not for memory
+        decision, self._ledger = decide(kv, self._finetune_view(), self._spare(), self._marks, self._ledger, now)
         self._carry_out(decision, restart)
         self._left = self._kv_and_spare()
 
@@ -217,7 +218,8 @@ class Broker:
             pages = sum(share.takeable) if decision.swap_out else share.takeable[1]
             if self._taken is None:
                 queued = self._kv.queued_since()
-                self._taken = share, self._looked_at if queued is None else min(queued, self._looked_at)
+                since = self._looked_at if queued is None else min(max(queued, self._fitted_at), self._looked_at)
+                self._taken = share, since
             over = restart()
             share.give_up_activations(over)
             if decision.swap_out:
