@@ -190,6 +190,9 @@ def submit(
     start_from: Annotated[
         str | None, typer.Option("--from", help="The adapter to go on from (NAME or NAME@V).")
     ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Another base model than the served one, of those that the engine has.")
+    ] = None,
     rank: Annotated[int | None, typer.Option(help="LoRA rank.")] = None,
     alpha: Annotated[float | None, typer.Option(help="LoRA alpha.")] = None,
     dropout: Annotated[float | None, typer.Option(help="LoRA dropout.")] = None,
@@ -243,6 +246,7 @@ def submit(
             adapter_name=adapter,
             name=name,
             preset=preset,
+            base_model=base,
             initial_adapter=start_from,
             lora=lora or None,
             learning_rate=learning_rate,

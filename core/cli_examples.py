@@ -23,6 +23,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "submit": (
         "harli submit --dataset rows.jsonl --adapter support-bot --watch",
         "harli submit --dataset support --adapter support-bot --from support-bot --epochs 1",
+        "harli submit --dataset support --adapter support-large --base Qwen3-8B",
         "harli submit --dataset support --adapter support-bot --rank 16 --lr 5e-4 --priority 10 --key nightly-17",
     ),
     "jobs list": (

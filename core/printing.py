@@ -189,6 +189,7 @@ def job_facts(job: schemas.Job) -> None:
             ("tokens", f"{job.tokens:,} of about {job.expected_tokens:,}" if job.expected_tokens else job.tokens),
             ("data set", job.dataset_name),
             ("adapter", f"{job.adapter_name}@{job.adapter_version}" if job.adapter_version else job.adapter_name),
+            ("base", job.spec.base_model),
             ("priority", job.priority),
             ("deadline", f"{job.deadline:%Y-%m-%d %H:%M} UTC" if job.deadline else None),
             ("resumes", job.resumes),

@@ -68,7 +68,10 @@ def _lineage(job: Job) -> None:
             ("submitted", job.created_at), ("started", job.started_at), ("ended", job.ended_at),
             ("deadline", job.deadline),
         ]  # fmt: skip
-        st.caption(" · ".join(f"{word} {when(time)}" for word, time in times if time), width="content")
+        facts = [f"{word} {when(time)}" for word, time in times if time]
+        if job.spec.base_model is not None:
+            facts.insert(0, f"base {plain(job.spec.base_model)}")
+        st.caption(" · ".join(facts), width="content")
 
 
 def _actions(job: Job) -> None:

@@ -39,7 +39,7 @@ def defaults() -> dict[str, Any]:
     the preset, or the API, says."""
     job, lora = JobCreate(dataset="-", adapter_name="x"), LoraBody()
     return {
-        "dataset": None, "adapter": "", "name": "", "preset": "balanced", "start": None,
+        "dataset": None, "adapter": "", "name": "", "preset": "balanced", "base": None, "start": None,
         "dropout": lora.dropout, "modules": list(lora.target_modules),
         "rslora": lora.use_rslora, "schedule": job.schedule,
         "warmup": job.warmup_ratio, "weight_decay": job.weight_decay, "clip": job.max_grad_norm,
@@ -71,6 +71,7 @@ def request_of(fields: Mapping[str, Any]) -> JobCreate:
         "adapter_name": fields["adapter"].strip(),
         "preset": fields["preset"],
         "name": fields["name"].strip() or None,
+        "base_model": fields["base"],
         "initial_adapter": fields["start"],
         "lora": LoraBody(**_given(lora)),
         "learning_rate": fields["learning_rate"],
@@ -92,7 +93,8 @@ def request_of(fields: Mapping[str, Any]) -> JobCreate:
         "sample_prompts": [line.strip() for line in fields["prompts"].splitlines() if line.strip()],
         "priority": fields["priority"],
         "deadline": _aware(fields["deadline"]),
-        "deploy": fields["deploy"],
+        # The adapter of a base that is not served is never deployed, which is not for the form to say.
+        "deploy": fields["deploy"] if fields["base"] is None else None,
     }
     try:
         return JobCreate(**_given(chosen))
@@ -117,7 +119,7 @@ def fields_of(job: Job) -> dict[str, Any]:
     return {
         **defaults(),
         "dataset": job.dataset_name, "adapter": spec.adapter_name, "name": spec.name or "",
-        "start": spec.initial_adapter,
+        "base": spec.base_model, "start": spec.initial_adapter,
         "rank": spec.lora.rank, "alpha": spec.lora.alpha, "dropout": spec.lora.dropout,
         "modules": list(spec.lora.target_modules), "rslora": spec.lora.use_rslora, "learning_rate": spec.learning_rate,
         "schedule": spec.schedule, "warmup": spec.warmup_ratio, "weight_decay": spec.weight_decay,
@@ -237,6 +239,7 @@ def draw(*, renew: bool = True) -> None:
     with reading("data sets and adapters"):
         datasets, adapters = all_datasets(), all_adapters()
         limit = rank_limit()
+        bases = [base.name for base in engine().base_models if base.refused is None]
     if not datasets:
         teach(
             "A job needs a data set",
@@ -268,13 +271,21 @@ def draw(*, renew: bool = True) -> None:
             "Job name (optional)", key=_PREFIX + "name", bind="query-params", live="400ms", max_chars=120,
             placeholder="made of adapter and data set",
         )  # fmt: skip
+        if bases:
+            fields["base"] = st.selectbox(
+                "Base model", bases, index=None, placeholder="The served model", key=_PREFIX + "base",
+                bind="query-params",
+                help="Another model than the served one, whose layers are streamed from host memory: slower, and the "
+                "adapter is stored, not served",
+            )  # fmt: skip
         starts = [f"{item.name}@{version.version}" for item in adapters for version in reversed(item.versions)]
         fields["start"] = st.selectbox(
-            "Start from", starts, index=None, placeholder="The base model", key=_PREFIX + "start", bind="query-params",
+            "Start from", starts, index=None, placeholder="A fresh adapter", key=_PREFIX + "start", bind="query-params",
             help="An adapter to train further, which keeps its shape, or nothing for a fresh one",
         )  # fmt: skip
         st.toggle(
             "Deploy when done", value=defaults()["deploy"], key=_PREFIX + "deploy", bind="query-params",
+            disabled=fields.get("base") is not None,
             help="Load the finished adapter into the engine, so that clients can use it at once",
         )  # fmt: skip
     chosen = next((dataset for dataset in datasets if dataset.name == fields["dataset"]), None)

@@ -94,6 +94,16 @@ def pairs(values: dict[str, str]) -> list[Row]:
     return [Row(name, (cell(name), cell(_WRITTEN.get(value, value)))) for name, value in values.items()]
 
 
+def base_models(engine: Engine) -> dict[str, str]:
+    """What other models jobs may finetune, and why one cannot be had."""
+    return {
+        f"base {base.name}": base.refused
+        or f"{base.window_layers} of {base.layers} layers at a time, {size(base.window_bytes)} on the device and "
+        f"{size(base.host_bytes)} of host memory while a job runs"
+        for base in engine.base_models
+    }
+
+
 def show_settings(engine: Engine) -> None:
     """What the engine runs with, as it reported it, and what the API was started with."""
     own, *api = st.tabs(["In the engine", "Of the API"] if of_platform() else ["In the engine"])
@@ -101,7 +111,7 @@ def show_settings(engine: Engine) -> None:
         given = {
             "policy": engine.policy, "margin": f"{engine.margin:g}", "KV cache, tokens": number(engine.kv_tokens),
             "partitions": ", ".join(engine.partitions), "LoRA modules": ", ".join(engine.lora_modules),
-            "model folder": engine.model_path or "", **engine.settings,
+            "model folder": engine.model_path or "", **base_models(engine), **engine.settings,
         }  # fmt: skip
         if engine.state == "absent":
             st.caption("No engine has reported its settings yet.")

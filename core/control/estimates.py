@@ -162,14 +162,15 @@ def memory(spec: schemas.JobCreate, engine: EngineRecord | None, model: Path | N
     """Whether the engine has room for the job."""
     if engine is None or model is None or not (model / "config.json").is_file():
         return MemoryEstimate(fits=None, reason="not known yet: no engine has been here")
+    base = bases.of(engine, spec.base_model)
     if slot := engine.hello.get("finetune_slot"):
         rank, tokens = slot
+        host = f"; {base['name']} takes {base['host_bytes'] / 2**30:.1f} GiB of its host memory" if base else ""
         return MemoryEstimate(
             fits=True,
-            reason=f"the engine took the memory of a job of rank {rank} and {tokens} tokens when it started",
+            reason=f"the engine took the memory of a job of rank {rank} and {tokens} tokens when it started{host}",
         )
     needed = needed_bytes(json.loads((model / "config.json").read_bytes()), spec, engine.hello["dtype"])
-    base = bases.of(engine, spec.base_model)
     frozen = ""
     if base is not None:
         needed += base["window_bytes"] + base["host_bytes"]

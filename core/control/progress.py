@@ -30,7 +30,7 @@ def apply(session: Session, job: JobRecord, update: JobUpdate) -> None:
         return
     match update.kind:
         case "started" | "resumed":
-            _started(session, job, update)
+            _started(session, job, update, time_)
         case "metric":
             _metric(session, job, update, time_)
         case "log":
@@ -66,7 +66,7 @@ def _noted(session: Session, job: JobRecord, update: JobUpdate) -> None:
         job.sample_step, job.sample_path = update.step, update.path
 
 
-def _started(session: Session, job: JobRecord, update: JobUpdate) -> None:
+def _started(session: Session, job: JobRecord, update: JobUpdate, time_: datetime) -> None:
     job.total_steps = update.total_steps or job.total_steps
     job.start_step = update.step
     if update.step < job.step:
@@ -78,6 +78,8 @@ def _started(session: Session, job: JobRecord, update: JobUpdate) -> None:
         again = f" from step {update.step}" if update.step else ""
         told = f": {update.message}" if update.message else ""
         transition(session, job, "running", "running", f"the engine runs it{again}{told}")
+        if update.message:
+            session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=update.message))
 
 
 def _metric(session: Session, job: JobRecord, update: JobUpdate, time_: datetime) -> None:

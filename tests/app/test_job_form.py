@@ -69,6 +69,17 @@ def test_what_is_typed_goes_before_the_preset() -> None:
     assert {"patience", "keep_best", "epochs"} <= made.model_fields_set
 
 
+def test_another_base_is_asked_for_without_a_word_on_deploying() -> None:
+    made = job_form.request_of(fields(base="other"))
+    assert made.base_model == "other" and "deploy" not in made.model_fields_set
+    job = Job(
+        id="job_1", name="n", state="succeeded", spec=made.model_copy(update={"deploy": False}), dataset_id="ds_1",
+        dataset_name="rows", adapter_name="captain", created_at=NOW,
+    )  # fmt: skip
+    again = job_form.request_of(job_form.fields_of(job))
+    assert again.base_model == "other" and "deploy" not in again.model_fields_set
+
+
 def test_prompts_are_lines() -> None:
     assert job_form.request_of(fields(prompts="Ahoy?\n\n Whither? \n")).sample_prompts == ["Ahoy?", "Whither?"]
 

@@ -181,6 +181,7 @@ def test_the_order_and_the_stored_adapter_name_the_base(
     peer.update(job.id, order.token, "succeeded", step=3, path=str(made))
     until(lambda: jobs.get(control, job.id).state == "succeeded", what="the job")
     assert any("base other: 6 layers" in event.message for event in jobs.events(control, job.id, 0, 100))
+    assert "base other: 6 layers" in [line.message for line in jobs.log(control, job.id, 0, 100)]
     adapter = adapters.get(control, "sailor")
     assert (adapter.versions[0].base, adapter.deployment) == ("other", "none")
 
