@@ -35,6 +35,7 @@ from rich.table import Table
 from benchmarks.live import ROOT, Served, ingested, made_up
 from core.config import Settings
 from core.link.messages import Telemetry
+from core.memory.arena import page_bytes
 from core.runtime.profiles import PROFILES
 from core.serving import model_folder
 from core.torchvision_ops import declare
@@ -70,11 +71,14 @@ def on_a_cpu() -> Setup:
 
 
 def on_a_gpu(folder: Path, limit: int) -> Setup:
-    """Llama-3-8B's shape, and `limit` bytes less its weights and 6 GiB for CUDA, decode graphs and workspaces."""
+    """Llama-3-8B's shape, and `limit` bytes less its weights and 6 GiB for CUDA, decode graphs and workspaces, in whole
+    rows of the elastic KV cache with the slot that SGLang adds."""
     bundled = model_folder.ensure(Settings(data_dir=ROOT / ".cache"))
     model = made_up(folder / "llama-3-8b", "llama-3-8b", bundled)
-    token_bytes = 32 * 2 * 8 * 128 * 2
-    tokens = (limit - 15 * GIB - 6 * GIB) // token_bytes
+    column_bytes = 8 * 128 * 2  # of a token
+    token_bytes = 32 * 2 * column_bytes
+    row_tokens = page_bytes(torch.device("cuda", 0)) // column_bytes
+    tokens = (limit - 15 * GIB - 6 * GIB) // token_bytes // row_tokens * row_tokens - 1
     return Setup(model, token_bytes, tokens, 1920, 128, _options("llama-3-8b", [96], 2048))
 
 
