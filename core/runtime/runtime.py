@@ -250,6 +250,9 @@ class Runtime:
         view = self._job.view() if self._job is not None else None
         if view is None:
             return False
+        if not view.tasklets:  # their layers are on the way; nothing else would wake the engine for them
+            time.sleep(_PUMP_S)
+            return True
         return self._run(self._plan(now)) > 0
 
     def _pump(self, queued: Queued, now: float) -> bool:
@@ -259,7 +262,7 @@ class Runtime:
         plan = self._interval.last_plan = self._plan(now)
         if plan.after and self._job is not None:
             queued.executor.idle(plan.after, self)
-        if queued.executor.queued_ms():
+        if queued.executor.queued_ms() or (self._job is not None and not plan.after):
             time.sleep(_PUMP_S)
         return self._job is not None or queued.executor.queued_ms() > 0
 

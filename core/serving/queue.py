@@ -5,7 +5,7 @@ seconds."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pynvml
@@ -71,12 +71,7 @@ class DecodeQueue:
         slot = Slot(scheduler.server_args.max_lora_rank, settings.finetune.micro_batch_tokens)
         memory = SlotMemory(kv.arena, kv.make_room) if kv is not None else None
         self.trainer = CapturedTrainer(FusedWeights.of(runner.model, shared), slot, streams, memory)
-        self.streamed: dict[str, CapturedTrainer] = {}
-        for folder in bases:
-            try:
-                self.streamed[folder.name] = self._capture_streamed(folder, bases.window_layers, slot, streams, kv)
-            except (HarliError, ArenaError, torch.OutOfMemoryError) as error:
-                bases.refuse(folder.name, str(error))
+        self.streamed = self._capture_streamed(bases, slot, streams, kv)
         kv_tokens = kv.size if kv is not None else scheduler.max_total_num_tokens
         self.layouts = tuple(green.describe(partitions))
         self.slot = slot.rank, slot.micro_batch_tokens
@@ -130,9 +125,33 @@ class DecodeQueue:
         )
 
     def _capture_streamed(
-        self, folder: BaseFolder, layers: int, slot: Slot, streams: list[torch.cuda.Stream], kv: ElasticKV | None
+        self, bases: Bases, slot: Slot, streams: list[torch.cuda.Stream], kv: ElasticKV | None
+    ) -> dict[str, CapturedTrainer]:
+        """Tasklets of each base by its name. The served model's give their memory back meanwhile: a job has one."""
+        made: dict[str, CapturedTrainer] = {}
+        if not list(bases):
+            return made
+        served_ms = self.trainer.alone_ms()
+        self.give_memory_back()
+        for folder in bases:
+            try:
+                made[folder.name] = self._capture_base(folder, bases.window_layers, slot, streams, kv, served_ms)
+            except (HarliError, ArenaError, torch.OutOfMemoryError) as error:
+                bases.refuse(folder.name, str(error))
+        if self.trainer.memory is not None:
+            self.trainer.memory.map()
+        return made
+
+    def _capture_base(
+        self,
+        folder: BaseFolder,
+        layers: int,
+        slot: Slot,
+        streams: list[torch.cuda.Stream],
+        kv: ElasticKV | None,
+        served_ms: Mapping[TaskletKind, float],
     ) -> CapturedTrainer:
-        """Tasklets over a window of `folder`'s layers, and how long they take beside the served model's."""
+        """Tasklets over a window of so many of `folder`'s layers; served_ms: what the served model's take."""
         if kv is None:
             raise Unavailable(
                 "no_arena",
@@ -144,11 +163,13 @@ class DecodeQueue:
         base = StreamedBase(
             folder, layers, memory.buffer, device=self._device, mappings=lambda: memory.mappings, rate=GPU_RATE
         )
-        trainer = CapturedTrainer(base.fused(), slot, streams, memory, base)
-        served = self.trainer.alone_ms()
-        trainer.relative = {kind: ms / served[kind] for kind, ms in trainer.alone_ms().items()}
-        torch.cuda.synchronize(self._device)
-        memory.unmap()
+        weights = base.fused()
+        try:
+            trainer = CapturedTrainer(weights, slot, streams, memory, base)
+            trainer.relative = {kind: ms / served_ms[kind] for kind, ms in trainer.alone_ms().items()}
+        finally:
+            torch.cuda.synchronize(self._device)
+            memory.unmap()
         logger.warning(
             "%s; its tasklets took %.1f s to capture and, while a job runs, take %.2f GiB",
             base.told(),

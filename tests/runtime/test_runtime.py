@@ -425,3 +425,15 @@ def test_a_control_plane_that_comes_back_is_told_of_the_running_job(bench: Bench
     hello = bench.until(lambda m: isinstance(m, Hello))
     assert isinstance(hello, Hello)
     assert (hello.running_job, hello.running_token) == ("job", 1)
+
+
+def test_an_idle_engine_stays_awake_while_the_layers_of_the_next_tasklets_are_on_their_way(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.start()
+    bench.update("started")
+    with monkeypatch.context() as patch:
+        patch.setattr(TimedTrainer, "upcoming", lambda trainer, count: ())
+        before = bench.clock.now
+        assert bench.idle() is True and bench.clock.now == before, "awake, and nothing ran"
+    assert bench.idle() is True and bench.clock.now > before
