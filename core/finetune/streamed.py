@@ -78,7 +78,8 @@ class StreamedBase:
         over = self.window.stop()
         source, self.window.source = self.window.source, None
         if source is not None:
-            self._unloading = threading.Thread(target=_close, args=(source, over), name="harli-unload", daemon=True)
+            arguments = (source, over, self.window)
+            self._unloading = threading.Thread(target=_close, args=arguments, name="harli-unload", daemon=True)
             self._unloading.start()
         return over
 
@@ -122,8 +123,9 @@ def check_room(folder: BaseFolder, slots: int, most_bytes: int) -> None:
     )
 
 
-def _close(source: HostWeights, over: Moment) -> None:
+def _close(source: HostWeights, over: Moment, window: LayerWindow) -> None:
     over.synchronize()
+    del window  # what was copied to had to be there until now
     source.close()
 
 

@@ -208,7 +208,8 @@ class LayerWindow:
         self._has: list[int | None] = [None] * (slots + 1)
         self._there: list[Mark | None] = [None] * (slots + 1)
         self._seen = [False] * (slots + 1)  # that it is there
-        self._used: list[Moment | None] = [None] * (slots + 1)
+        made = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+        self._used: list[Moment | None] = [made] * (slots + 1)
         self._pending: deque[tuple[int, int]] = deque()  # (slot, first byte) of copies to come
 
     def tensors(self, layer: int) -> list[torch.Tensor]:

@@ -70,9 +70,14 @@ class JobRun:
         """The job for a policy; None while it has nothing to run (preparing, saving, ended)."""
         if self._trainer is None or self._closing:
             return None
+        try:
+            tasklets = self._trainer.upcoming(_LOOK_AHEAD)
+        except Exception as error:  # a copy of layers that are on their way
+            self._fail(error)
+            return None
         return JobView(
             job_id=self.spec.job_id,
-            tasklets=self._trainer.upcoming(_LOOK_AHEAD),
+            tasklets=tasklets,
             tenant=self.spec.tenant,
             priority=self.spec.priority,
             tokens_per_tasklet=self._trainer.tokens_per_tasklet,

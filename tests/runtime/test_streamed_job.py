@@ -14,7 +14,8 @@ from core.finetune.trainer import Trainer
 from core.link.messages import JobUpdate
 from core.runtime.job import JobRun
 from tests.finetune import small
-from tests.runtime.test_memory import ROWS, Bench, until
+from tests.finetune.cpu_slot import CpuSlot, on_a_cpu
+from tests.runtime.test_memory import ROW, ROWS, Bench, until
 
 LAYERS, SLOTS = 5, 2
 
@@ -111,6 +112,23 @@ def test_however_a_job_ends_the_arena_is_as_before_it(order: str, bench: Bench, 
     bench.look(4.0)
     bench.look(4.0)
     assert bench.kv.arena.statistics().used == before and bench.kv.size == bench.kv.most
+
+
+@pytest.mark.usefixtures(on_a_cpu.__name__)
+def test_a_copy_that_cannot_be_queued_ends_the_job_and_nothing_else(bench: Bench, tmp_path: Path) -> None:
+    slot = CpuSlot(small.model(layers=LAYERS), tmp_path / "base", bench.kv.arena, window=SLOTS)
+    assert slot.memory is not None and slot.streamed is not None
+    bench.kv.resize(ROWS * ROW - 1)
+    told: list[JobUpdate] = []
+    job = JobRun("engine", small.spec(tmp_path), 1, lambda: slot.job(small.spec(tmp_path)), told.append)
+    until(job, lambda: job.view() is not None)
+    slot.grant()
+    slot.streamed.window.source = None
+    assert job.view() is None and job.ended
+    assert told[-1].kind == "failed"
+    assert slot.share is not None
+    slot.share.settle()
+    assert slot.share.held == 0
 
 
 def test_a_window_that_leaves_nothing_for_the_job_ends_it_with_what_to_do(base: Path, tmp_path: Path) -> None:
