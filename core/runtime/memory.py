@@ -52,6 +52,10 @@ class KvPool(Protocol):
     def goal(self) -> int: ...
     @property
     def row_tokens(self) -> int: ...
+    @property
+    def waiting(self) -> int:
+        """Requests that are queued."""
+
     def rows_of(self, tokens: int) -> int: ...
     def slots_of(self, rows: int) -> int: ...
     def pages_of(self, tokens: int) -> int: ...
@@ -87,6 +91,7 @@ class Broker:
         self._arrivals = Arrivals()
         self._share: JobShare | None = None
         self._looked_at = self._fitted_at = float("-inf")  # the last look; the last at which all that waited fitted
+        self._queue = 0  # requests that waited at the last look
         self._expecting = False  # pages for the KV cache are on their way out of the job
         self._taken: tuple[JobShare, float] | None = None  # from whom, and since when, by a reclaim that is under way
         self._reclaims = 0
@@ -185,6 +190,12 @@ class Broker:
         return share is not None and (share.closed or share.moving or 0 < share.wanted <= self._spare())
 
     @property
+    def pressed(self) -> bool:
+        """More requests wait than at the last look, or the KV cache does for what the job is giving up: the next look
+        is not to be put off."""
+        return self._expecting or self._kv.waiting > self._queue
+
+    @property
     def room(self) -> tuple[int, float]:
         """For a policy: arena pages that KV cache and finetuning leave, and the KV tokens that a page would hold."""
         kv = self._kv
@@ -197,9 +208,9 @@ class Broker:
         """Decide, if it is time; `step_ms`: a step's ms, where they are known, asked for only then. Called between two
         steps."""
         now = self._clock()
-        if now - self._looked_at < _EVERY_S and not self._expecting:
+        if now - self._looked_at < _EVERY_S and not self.pressed:
             return
-        self._looked_at = now
+        self._looked_at, self._queue = now, self._kv.waiting
         share = self._share
         self._expecting = self._expecting and share is not None and share.moving
         self._time_reclaim()

@@ -154,6 +154,12 @@ class Runtime:
 
     # ---- told by the engine ------------------------------------------------------------------------------------------
 
+    def between_batches(self) -> None:
+        """No batch is being made. What waits for memory does not wait for the next result too, which of a long prefill
+        takes its time."""
+        if self._engine.memory is not None and self._engine.memory.pressed:
+            self._share_memory(self._engine.memory)
+
     def step_begins(self) -> None:
         """A batch is about to be launched."""
         self._step_began = self._time()

@@ -111,6 +111,7 @@ class Attachment:
     def between_batches(self) -> None:
         """No batch is being made; one may still run on the device."""
         if self._kv is not None:
+            self.runtime.between_batches()
             self._kv.advance()
 
     def step_begins(self, batch: Any) -> None:

@@ -146,6 +146,11 @@ class ElasticKV:
         held_back: float = ratio * sum(_ahead(request) for request in self._scheduler.running_batch.reqs)
         return ceil(held_back) + sum(self._need(request) for request in waiting)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that are queued."""
+        return len(self._scheduler.waiting_queue)
+
     def queued_since(self) -> float | None:
         """When the first of the requests that wait was queued, on the clock of `time.perf_counter`."""
         return min((one.time_stats.wait_queue_entry_time for one in self._scheduler.waiting_queue), default=None)

@@ -36,7 +36,7 @@ class Kv:
         self.arena: Arena = _arena.memfd_arena(PAGE, 2 * rows)
         self._rows = Rows(self.arena, "kv cache", [128, 128], ROW * rows)
         self._rows.resize(rows)
-        self.held = self.need = self.queued = 0
+        self.held = self.need = self.queued = self.waiting = 0
         self.since: float | None = None
         self.fresh: list[tuple[int, int]] = []
         self.row_tokens = ROW
@@ -175,6 +175,24 @@ def test_a_request_larger_than_what_is_left_sends_the_jobs_state_to_host_memory(
     bench.look()
     assert share.ready and bench.held() == {"kv cache": 40, "job 1": 40}
     assert torch.equal(share.state.tensors[0], content[: share.state.tensors[0].numel()])
+
+
+def test_requests_that_come_just_after_a_look_are_seen_at_once(bench: Bench) -> None:
+    share = bench.running_job(pages=40)
+    bench.kv.need = bench.kv.queued = 39 * ROW
+    bench.look(0.0)
+    assert share.held == 40 and not bench.broker.pressed, "nobody new waits, so there is time until the next look"
+    bench.kv.waiting = 3
+    assert bench.broker.pressed
+    bench.look(0.0)
+    assert share.held == 0 and bench.broker.pressed, "the KV cache has yet to get the pages"
+    bench.look(0.0)
+    assert bench.kv.size >= 39 * ROW and not bench.broker.pressed
+    bench.kv.waiting = 2
+    bench.look()
+    assert not bench.broker.pressed
+    bench.kv.waiting = 3
+    assert bench.broker.pressed
 
 
 @pytest.mark.parametrize(
