@@ -91,7 +91,7 @@ class Broker:
         self._arrivals = Arrivals()
         self._share: JobShare | None = None
         self._looked_at = self._fitted_at = float("-inf")  # the last look; the last at which all that waited fitted
-        self._queue = 0  # requests that waited at the last look
+        self._queue = 0  # requests that waited at the last look and still do, at most
         self._expecting = False  # pages for the KV cache are on their way out of the job
         self._taken: tuple[JobShare, float] | None = None  # from whom, and since when, by a reclaim that is under way
         self._reclaims = 0
@@ -209,6 +209,7 @@ class Broker:
         steps."""
         now = self._clock()
         if now - self._looked_at < _EVERY_S and not self.pressed:
+            self._queue = min(self._queue, self._kv.waiting)
             return
         self._looked_at, self._queue = now, self._kv.waiting
         share = self._share
