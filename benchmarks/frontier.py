@@ -287,7 +287,8 @@ def _rows(options: Any, points: list[Point], measured: list[dict[str, Any]]) -> 
                 "p50_ms": _quantile(gaps, 0.5), "p99_ms": _quantile(gaps, 0.99), "steps": len(gaps),
                 "finetune_tokens_s": round(found["tokens_s"]), "solo_p50_ms": _quantile(alone, 0.5),
                 "solo_p99_ms": _quantile(alone, 0.99), "host_us_p50": found["host_us_p50"],
-                "beside": found["beside"], "after_mean": found["after"],
+                "beside": found["beside"], "after_mean": found["after"], "reasons": found["reasons"],
+                "worst_ms_step": found["worst"],
             }
         )  # fmt: skip
     return rows

@@ -5,8 +5,9 @@ It drives the executor as the runtime does, with a plan of its own at fixed poin
 
 from __future__ import annotations
 
+import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -28,6 +29,7 @@ from core.runtime.executor import Executor, Ran, Size
 from core.serving.layouts import DecodeLayouts
 
 _AHEAD = 64
+_FIGURE = re.compile(r"\d+(\.\d+)?")
 _MS_CYCLES = 1_900_000  # of an H200's clock, about a millisecond
 
 
@@ -181,7 +183,8 @@ class Bench:
         record["host"].append(planned - began + time.perf_counter() - launched)
         record["beside"] += beside
         record["after"] += after
-        record["layouts"][str(plan.layout)] = record["layouts"].get(str(plan.layout), 0) + 1
+        record["layouts"][str(plan.layout)] += 1
+        record["reasons"][_FIGURE.sub("#", plan.reason)] += 1
         return result
 
     def ended(self, batch: Any, process: Callable[[], Any]) -> Any:
@@ -264,13 +267,12 @@ class Bench:
             return
         self.records[number] = {
             "gaps": [], "seen": 0, "trained": 0.0, "ran": [], "steps": [], "host": [], "beside": 0, "after": 0,
-            "layouts": {},
+            "layouts": Counter(), "reasons": Counter(),
         }  # fmt: skip
         point = self.points[number]
         if point.mode == "policy":
-            if self._predictor is None:
-                self._profile = self._make_profile()
-            self._predictor = TwoStagePredictor(self._profile)
+            if self._predictor is None:  # one for all, as an engine has: on a fresh one a hiccup weighs most
+                self._predictor = TwoStagePredictor(self._make_profile())
             self._policy = bind(point.policy)
             self._memory = self._policy.MEMORY
 
@@ -323,7 +325,9 @@ class Bench:
             "tokens_s": record["trained"] / seconds if seconds else 0.0,
             "host_us_p50": round(median(record["host"]) * 1e6) if record["host"] else 0,
             "beside": record["beside"], "after": record["after"],
-            "layouts": " ".join(f"{k}:{v}" for k, v in sorted(record["layouts"].items(), key=lambda i: -i[1])),
+            "layouts": " ".join(f"{layout}:{steps}" for layout, steps in record["layouts"].most_common()),
+            "reasons": dict(record["reasons"].most_common(4)),
+            "worst": sorted(((round(ms, 2), n) for n, ms in enumerate(record["gaps"])), reverse=True)[:3],
         }  # fmt: skip
         with (self._folder / "points.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(point) + b"\n")

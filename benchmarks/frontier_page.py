@@ -1,4 +1,5 @@
-"""docs/frontier.md and its plot, from results/frontier*.json and live.json: ``python -m benchmarks.frontier_page``"""
+"""docs/frontier.md and its plot, from results/frontier*.json, lora_kernels.json and live.json:
+``python -m benchmarks.frontier_page``"""
 
 from __future__ import annotations
 
@@ -280,10 +281,23 @@ def read() -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
     )
 
 
+_KERNELS = {
+    "product": "the layers' own products", "sglang": "SGLang's csgmv", "bounded": "its grid bounded by the batch",
+    "tuned": "and its blocks tuned", "harli_best": "ours", "dense": "cuBLAS, one adapter only",
+}  # fmt: skip
+
+
+def kernels(measured: dict[str, Any]) -> dict[str, str]:
+    """What an adapter adds to a step, by the kernels that serve it."""
+    steps: dict[str, dict[str, float]] = measured["ms_per_step"]
+    rows = [[what, *(f"{of[name]:.2f}" for of in steps.values())] for name, what in _KERNELS.items()]
+    return {"kernels": table(["ms a step", *(f"batch {batch}" for batch in steps)], rows)}
+
+
 def main() -> None:
     """Write the figures into the page, and the plot."""
     results, served, others = read()
-    fill(PAGE, figures(results, served, others))
+    fill(PAGE, figures(results, served, others) | kernels(json.loads((RESULTS / "lora_kernels.json").read_text())))
     PLOT.write_text(plot(results["rows"]))
 
 

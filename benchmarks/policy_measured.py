@@ -38,7 +38,7 @@ def measured(bench: Bench, say: Callable[[str], None]) -> dict[str, Any]:
         if row["policy"] in POLICIES and row["target_ms"]:
             runs = [_run(on, program, row, bind(row["policy"]), row["target_ms"], seed) for seed in SEEDS]
             kind, head = rows, {"target_ms": row["target_ms"], "policy": row["policy"]}
-        elif row["finetune_tokens_s"]:
+        elif row["finetune_tokens_s"] and row["policy"] != "random":
             plan = BoundPolicy("fixed", None, None, _fixed(on, program, row))
             runs = [_run(on, program, row, plan, _NO_TARGET_MS, seed) for seed in SEEDS]
             kind, head = fixed, {"layout": row["layout"], "after": row["after"]}

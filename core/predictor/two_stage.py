@@ -231,13 +231,17 @@ class TwoStagePredictor:
             slow = Slowdown(profile.tasklets, sms)
         except ValueError as error:
             raise Invalid("bad_profile", f"profile: {error}; `harli profile` makes a new one", "profile") from error
-        tail = max(point.p99_ms / point.ms for point in profile.tasklets)
+        tails: dict[Layout, float] = {}
+        for point in profile.tasklets:
+            tails[point.layout] = max(point.p99_ms / point.ms, tails.get(point.layout, 1.0))
         for layout in dict.fromkeys([WHOLE, *(layout for layout, kind in self._steps if kind is not None)]):
             beside = None
             if layout != WHOLE:
                 beside = FactorTable(grid, slow.factors(grid.by_kv_tokens(layout, True)))
             for kind, whole_ms in slow.whole_ms.items():
                 alone = 1.0 if layout == WHOLE else slow.alone.get(layout, inf)
+                # Next to decode they scatter; alone on the whole device they hardly do, and there each ms counts.
+                tail = tails.get(layout, max(tails.values()))
                 self._tasklets[layout, kind] = _Tasklet(whole_ms, alone, beside, tail, self._miss)
 
 

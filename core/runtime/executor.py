@@ -99,7 +99,7 @@ class Executor:
 
     finetune: the stream of each layout; select: makes the engine use a layout's decode graphs from the next launch on;
     new_event: makes an event with timing; tasklet_ms: what a tasklet is expected to take there; bound_ms: the most
-    finetune work that may be queued, in expected ms (one tasklet may always be); clock: monotonic seconds.
+    finetune work that may be queued beside decode, and behind each step, in expected ms (one tasklet may always be); clock: monotonic seconds.
     """
 
     def __init__(
@@ -190,7 +190,8 @@ class Executor:
             if beside:
                 step.beside = self._tasklets[-beside].kind
         if plan.after and beside == (plan.beside if step.layout != WHOLE else 0):
-            after = self._queue(work, WHOLE, plan.after, step.end, NOTHING)
+            # What the step before has behind it is over by then, and no reason to leave this one's slack unused.
+            after = self._queue(work, WHOLE, plan.after, step.end, NOTHING, queued=0.0)
             self._hold(after)
         return beside, after
 
@@ -205,8 +206,11 @@ class Executor:
         self._hold(queued)
         return queued
 
-    def _queue(self, work: Work, layout: Layout, count: int, start: Event | None, size: Size) -> int:
-        """Queue tasklets on a layout's stream, the first not before `start` and the end of the chain."""
+    def _queue(
+        self, work: Work, layout: Layout, count: int, start: Event | None, size: Size, queued: float | None = None
+    ) -> int:
+        """Queue tasklets on a layout's stream, the first not before `start` and the end of the chain. queued: expected
+        ms that count against the bound already, all that has not finished unless it is given."""
         stream = self._finetune[layout]
         last = self._last
         waited = start is not None
@@ -219,7 +223,7 @@ class Executor:
         begin = self._recorded(stream) if fresh or last is None else last.end
         if not self._tasklets:
             self._progressed = self._clock()
-        queued = self.queued_ms()
+        queued = self.queued_ms() if queued is None else queued
         launched = 0
         while launched < count and (not self._tasklets or queued < self._bound_ms):
             kind = work.launch(layout)

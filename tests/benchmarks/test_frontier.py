@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from benchmarks import lora_kernels
 from benchmarks.frontier import MODELS, TARGETS, adapter_tensors, planned
-from benchmarks.frontier_page import FIXED, GOALS, NOTHING, PAGE, PLOT, best, figures, live, plot, read
+from benchmarks.frontier_page import FIXED, GOALS, NOTHING, PAGE, PLOT, best, figures, kernels, live, plot, read
 from benchmarks.gpu_session import main as session
 from benchmarks.gpu_session import parts
 from benchmarks.live import interval, p99, quantile
 from benchmarks.page import shown
+from benchmarks.record import RESULTS
 from core.policy import POLICIES
 
 
@@ -64,7 +66,8 @@ def test_what_is_read_off_holds_the_target_and_is_no_policys() -> None:
 
 def test_the_page_and_its_plot_show_what_is_recorded() -> None:
     recorded = read()
-    for name, text in figures(*recorded).items():
+    adapters = json.loads((RESULTS / "lora_kernels.json").read_text())
+    for name, text in (figures(*recorded) | kernels(adapters)).items():
         assert shown(PAGE, name) == text, name
     assert plot(recorded[0]["rows"]) == PLOT.read_text()
     assert PLOT.read_text().count("<polyline") >= 2 * len(GOALS)
@@ -86,14 +89,22 @@ def test_the_kernels_that_are_timed_multiply_by_all_of_an_adapter() -> None:
 
 
 def test_a_steps_sum_counts_every_layer_and_the_blocks_that_are_faster() -> None:
-    us = {"sglang": 40.0, "bounded": 20.0, "shrink": 15.0, "expand": 25.0, "split": 12.0, "dense": 10.0}
+    us = {"product": 50.0, "sglang": 40.0, "bounded": 20.0, "shrink": 15.0, "expand": 25.0, "dense": 10.0}
     rows = [
         {"pair": pair.name, "batch": 32, "what": what, "us": value, "shrink": {}, "expand": {}}
         for pair in lora_kernels.pairs(MODELS["llama-3-8b"])
         for what, value in us.items()
     ]
+    for pair in lora_kernels.pairs(MODELS["llama-3-8b"]):
+        for most, block, early in lora_kernels.HARLI:
+            set_so = (most, block, early) == lora_kernels.HARLI[0]
+            row = {"what": "harli", "us": 14.0 if set_so else 12.0, "parts": most, "block": block, "early": early}
+            rows.append({"pair": pair.name, "batch": 32} | row)
     found = lora_kernels.per_step(rows, MODELS["llama-3-8b"], 32)
-    assert found == {"sglang": 5.12, "bounded": 2.56, "tuned": 1.92, "split": 1.536, "dense": 1.28}
+    assert found == {
+        "product": 6.4, "sglang": 5.12, "bounded": 2.56, "tuned": 1.92, "harli": 1.792, "harli_best": 1.536,
+        "dense": 1.28,
+    }  # fmt: skip
 
 
 def test_gaps_count_as_often_as_requests_saw_them() -> None:

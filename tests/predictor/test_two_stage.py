@@ -47,9 +47,9 @@ def test_bounds_a_step_beside_with_the_measured_p99_and_some_room_for_the_fit(
 
 
 def test_a_tasklet_takes_longer_on_a_part_and_longer_still_next_to_decode(predictor: TwoStagePredictor) -> None:
-    assert predictor.tasklet_ms(WHOLE, "forward") == pytest.approx(TASKLETS["forward"] * 1.1, rel=0.02)
+    assert predictor.tasklet_ms(WHOLE, "forward") == pytest.approx(TASKLETS["forward"] * 1.02, rel=0.005)
     alone, beside = predictor.tasklet_ms(HALF, "forward"), predictor.tasklet_ms(HALF, "forward", *SIZE)
-    assert alone == pytest.approx(predictor.tasklet_ms(WHOLE, "forward") * SMS / 68, rel=0.02)
+    assert alone == pytest.approx(TASKLETS["forward"] * 1.1 * SMS / 68, rel=0.02), "the tail is each layout's own"
     assert beside == pytest.approx(1.1 * alone, rel=0.05)
 
 

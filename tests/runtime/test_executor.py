@@ -108,6 +108,14 @@ def test_what_is_queued_is_bounded_and_one_tasklet_may_always_be() -> None:
     assert step(slow, StepPlan(SPLIT, beside=50)) == (1, 0)
 
 
+def test_each_step_may_have_as_much_behind_it_whatever_the_one_before_left() -> None:
+    """With overlap a step is planned while all that is behind the one before it has still to run."""
+    e = engine(bound_ms=10.0)
+    assert step(e, StepPlan(after=4)) == (0, 4)
+    assert step(e, StepPlan(after=4)) == (0, 4)
+    assert step(e, StepPlan(after=50)) == (0, 5)
+
+
 def test_no_tasklet_behind_the_step_when_those_beside_it_were_cut_short() -> None:
     e = engine(bound_ms=10.0)
     assert step(e, StepPlan(SPLIT, beside=50, after=1)) == (3, 0)
