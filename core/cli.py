@@ -313,7 +313,11 @@ def _watch(client: Client, job_id: str, json: bool) -> None:
     if json:
         printing.as_json(job)
     elif job.state == "succeeded":
-        printing.say(f"Adapter {job.adapter_name}@{job.adapter_version} is ready: `harli chat -m {job.adapter_name}`.")
+        made = f"{job.adapter_name}@{job.adapter_version}"
+        if job.spec.deploy:
+            printing.say(f"Adapter {made} is ready: `harli chat -m {job.adapter_name}`.")
+        else:
+            printing.say(f"Adapter {made} is stored: `harli adapters download {job.adapter_name}`.")
     if job.state != "succeeded":
         if job.error is not None:
             raise HarliError(job.error.code, f"job {job.id} {job.state}: {job.error.message}", job.error.param)

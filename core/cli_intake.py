@@ -165,7 +165,7 @@ def export(
     destination: Annotated[Path, typer.Option("--to", help="A file, or a folder to put it in.")] = Path(),
     version: Version = None,
 ) -> None:
-    """Save the served model with the adapter merged into it, as a tar of its folder."""
+    """Save the adapter's base model with the adapter merged into it, as a tar of its folder."""
     from rich.progress import Progress
 
     from core import printing

@@ -23,7 +23,8 @@ def beyond(ceiling_bytes: int) -> str:
     """What to do about a micro-batch that a job cannot have the memory for."""
     return (
         f"a job can have {ceiling_bytes / 2**20:.0f} MiB for its activations, three quarters of the KV cache's memory "
-        "less its own state; lower micro_batch_tokens, or start the engine with a larger engine.max_total_tokens"
+        "less its own state and the window of a base of its own; lower micro_batch_tokens, or start the engine with a "
+        "larger engine.max_total_tokens"
     )
 
 

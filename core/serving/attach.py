@@ -273,7 +273,8 @@ class Attachment:
             device=device.type,
             device_name=torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
             dtype=str(self._shared.dtype).removeprefix("torch."),
-            parameters=sum(p.numel() for p in self._shared.parameters()),
+            # A head that is tied to the embedding is the same memory once more.
+            parameters=sum({p.data_ptr(): p.numel() for p in self._shared.parameters()}.values()),
             versions=versions(),
             max_lora_rank=arguments.max_lora_rank,
             lora_modules=tuple(sorted(arguments.lora_target_modules)),

@@ -134,8 +134,12 @@ def other_base(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) ->
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path, other_base: Path) -> Iterator[Engine]:
-    """A started engine that serves the bundled model, and lets jobs name another; one that is listed is not there."""
-    made = Engine(tmp_path_factory.mktemp("engine"), bundled_model, [other_base, other_base.with_name("gone")])
+    """A started engine that serves the bundled model, and lets jobs name another, and a copy of the bundled one; a
+    third that is listed is not there."""
+    copy = other_base.with_name("copy")
+    copy.symlink_to(bundled_model)
+    bases = [other_base, copy, other_base.with_name("gone")]
+    made = Engine(tmp_path_factory.mktemp("engine"), bundled_model, bases)
     made.start()
     yield made
     if made.process.poll() is None:

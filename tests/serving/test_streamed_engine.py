@@ -18,13 +18,23 @@ from tests.serving.test_engine import spec
 pytestmark = pytest.mark.engine
 
 
+def told(engine: Engine, job_id: str) -> list[float]:
+    """The losses of a job's steps."""
+    return [
+        message.loss
+        for message in engine.received
+        if isinstance(message, JobUpdate) and message.job_id == job_id and message.loss is not None
+    ]
+
+
 def test_the_bases_that_jobs_may_name_are_announced_with_what_is_wrong_with_them(
     engine: Engine, other_base: Path
 ) -> None:
     hello = next(message for message in engine.received if isinstance(message, Hello))
-    usable, gone = hello.base_models
+    usable, copy, gone = hello.base_models
     assert (usable.name, usable.path, usable.refused) == ("other-base", str(other_base), None)
     assert (usable.layers, usable.window_layers) == (5, 2) and usable.window_bytes < usable.host_bytes
+    assert (copy.name, copy.layers, copy.parameters) == ("copy", 30, hello.parameters)
     assert gone.name == "gone" and gone.refused is not None and "HARLI_FINETUNE__BASE_MODELS" in gone.refused
 
 
@@ -42,18 +52,32 @@ def test_a_job_on_another_base_trains_as_one_that_has_it_whole_and_gives_its_mem
     assert batch(engine) == served
     path = engine.update("succeeded", job.job_id).path
     assert path is not None
-    told = [m.loss for m in engine.received if isinstance(m, JobUpdate) and m.job_id == job.job_id and m.loss]
 
     model = AutoModelForCausalLM.from_pretrained(other_base).requires_grad_(False).eval()
     rows = packing.load_encoded(captain, tokenizer.load(other_base))
     plain = Trainer(model, job, rows, base_name="other-base")
     while not plain.done:
         plain.run_next()
-    assert told == pytest.approx([metric.loss for metric in plain.take_metrics()], rel=1e-4)
+    assert told(engine, job.job_id) == pytest.approx([metric.loss for metric in plain.take_metrics()], rel=1e-4)
     assert json.loads((Path(path) / "adapter_config.json").read_text())["base_model_name_or_path"] == "other-base"
 
     after = memory(engine, lambda view: view.kv_tokens == view.kv_most_tokens)
     assert (of_jobs(after), after.used_bytes) == (0, whole.used_bytes)
+
+
+def test_a_copy_of_the_served_model_that_is_streamed_is_trained_as_the_served_one(
+    engine: Engine, captain: Path, tmp_path: Path
+) -> None:
+    """To the last bit: the same products of the same numbers."""
+    losses = []
+    for token, base in ((44, None), (45, "copy")):
+        job = spec(captain, tmp_path / f"base-{base}", base_model=base, max_steps=3)
+        engine.run(job, token=token)
+        engine.update("succeeded", job.job_id, 300)
+        losses.append(
+            [m.loss for m in engine.received if isinstance(m, JobUpdate) and m.job_id == job.job_id and m.loss]
+        )
+    assert len(losses[0]) == 3 and losses[1] == losses[0]
 
 
 def test_a_job_on_another_base_that_is_stopped_gives_its_memory_back(
