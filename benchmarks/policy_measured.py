@@ -22,7 +22,7 @@ from core.simulate.scenario import FinetuneJob, Scenario
 
 _AHEAD = 1.5  # of a step: so much is kept queued on a finetune part at a fixed point, 1 with tasklets behind the step
 _NO_TARGET_MS = 1e6
-# A job whose end a policy cannot look past, as in the engine: it is shown no more than the rest of the micro-batch.
+# A job of which a policy is shown no more than the rest of the micro-batch, as by the engine of that run.
 _JOB = FinetuneJob("job", tokens=10**12)
 
 

@@ -142,10 +142,12 @@ class CapturedJob:
         return evaluation.exhausted(self.progress, self.spec)
 
     def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
-        """The kinds of the next tasklets, at most `count`, up to the end of the open step. There are none while the
-        device has yet to come to the end of an evaluation that decides something, and of a streamed base only those
-        whose layers are on the device."""
+        """The kinds of the next tasklets, at most `count`: those of the open step, and of the one that `launch` goes on
+        with once it has been packed. There are none while the device has yet to come to the end of an evaluation that
+        decides something, and of a streamed base only those whose layers are on the device."""
         kinds = tuple(islice(self._kinds, count))
+        if kinds and len(kinds) < count and self._goes_on and self._ahead is not None and self._ahead.done():
+            kinds += self._ahead.result().kinds[: count - len(kinds)]
         return kinds[: self._compute.there(kinds)] if self._ready else kinds
 
     @property
@@ -244,12 +246,23 @@ class CapturedJob:
 
     # ---- program -----------------------------------------------------------------------------------------------------
 
+    def _evaluates_after(self, step: int) -> bool:
+        """So many optimizer steps are followed by an evaluation."""
+        every = self.spec.evaluate_every
+        due = step >= self.total_steps or self.stopped_early or (every > 0 and step > 0 and step % every == 0)
+        return bool(self._eval_packs) and due and self._evaluated_at != step
+
+    @property
+    def _goes_on(self) -> bool:
+        """The open program is an optimizer step, and another follows it."""
+        after = self.progress.step + 1
+        return not self._evaluating and after < self.total_steps and not self._evaluates_after(after)
+
     def _refill(self) -> None:
         """Load what comes next: an optimizer step, an evaluation, or nothing; and have the step behind it packed."""
-        every, step = self.spec.evaluate_every, self.progress.step
+        step = self.progress.step
         last = step >= self.total_steps or self.stopped_early
-        due = last or (every > 0 and step > 0 and step % every == 0)
-        self._evaluating = bool(self._eval_packs) and due and self._evaluated_at != step
+        self._evaluating = self._evaluates_after(step)
         if self._evaluating:
             program = self._compute.program([self._build(pack) for pack in self._eval_packs], None)
         elif last:

@@ -41,8 +41,8 @@ class RandomWork:
         self._load()
 
     def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
-        """The next ones, up to the end of the micro-batch."""
-        return self.kinds[self._next : self._next + count]
+        """The next ones, also of the micro-batch behind the open one."""
+        return (self.kinds[self._next :] + self.kinds)[:count]
 
     def launch(self, layout: Layout) -> TaskletKind:
         """Queue the next one on the layout's finetune stream."""

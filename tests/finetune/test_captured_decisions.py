@@ -42,6 +42,7 @@ class PaperDevice:
     """In the place of `CapturedTrainer`: evaluations give `losses` in turn, results come when `arrived` is called."""
 
     slot = Slot(8, 32)
+    streamed = None
 
     def __init__(self, losses: Sequence[float]) -> None:
         self._losses = list(losses)
@@ -58,6 +59,12 @@ class PaperDevice:
     def load(self, program: PaperProgram) -> tuple[str, ...]:
         self._program = program
         return program.kinds
+
+    def there(self, kinds: Sequence[str]) -> int:
+        return len(kinds)
+
+    def leave_off(self, partition: int) -> None:
+        """Nothing is under way."""
 
     def launch(self, partition: int, index: int) -> None:
         program = self._program
@@ -100,6 +107,18 @@ def run(job: CapturedJob, device: PaperDevice) -> list[Metric]:
         device.arrived()
         metrics += job.take_metrics()
     return metrics
+
+
+def test_a_policy_sees_into_the_step_that_is_packed_but_not_past_an_evaluation(tmp_path: Path) -> None:
+    job, device = make([1.0] * 20, spec(tmp_path))
+    step = ("forward", "head", "backward", "optimizer")
+    job._ahead.result()  # type: ignore[union-attr]  # it is packed in a thread of its own
+    assert job.upcoming(3) == step[:3]
+    assert job.upcoming(6) == (*step, *step[:2])
+    assert [job.launch(0) for _ in range(6)] == [*step, *step[:2]]
+    assert job.upcoming(9) == step[2:], "an evaluation follows the second step"
+    launch_all(job)
+    assert job.upcoming(9) == ()
 
 
 def test_nothing_is_launched_past_an_evaluation_that_decides(tmp_path: Path) -> None:
