@@ -26,6 +26,7 @@ class Bases:
 
     def __init__(self, settings: Settings, *, served: str, dtype: torch.dtype, most_bytes: int | None) -> None:
         self.window_layers = settings.finetune.window_layers
+        self._most_bytes = most_bytes
         self._folders: dict[str, BaseFolder] = {}
         self._refused: dict[str, tuple[str, str]] = {}  # folder and reason, by name
         for path in settings.finetune.base_models:
@@ -53,6 +54,17 @@ class Bases:
     def refuse(self, name: str, why: str) -> None:
         """One of them cannot be used after all."""
         self._refused[name] = str(self._folders.pop(name).path), why
+
+    def check_bytes(self, folder: BaseFolder, needed: int) -> None:
+        """Raise `Invalid` when a job cannot have the memory that captured tasklets of the base turned out to need."""
+        if self._most_bytes is not None and needed > self._most_bytes:
+            raise Invalid(
+                "window_too_large",
+                f"captured tasklets of {folder.name} take {needed / 2**20:.0f} MiB with the window of its layers, and "
+                f"a job can have {self._most_bytes / 2**20:.0f} MiB; lower HARLI_FINETUNE__WINDOW_LAYERS or "
+                "finetune.micro_batch_tokens, or start the engine with a larger engine.max_total_tokens",
+                "base_model",
+            )
 
     def get(self, name: str) -> BaseFolder:
         """The base of that name; raises `Invalid` with the reason when it cannot be had."""

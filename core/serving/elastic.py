@@ -232,6 +232,18 @@ class ElasticKV:
                 f"{self._rows.pages_of(has)}; lower finetune.micro_batch_tokens or raise engine.max_total_tokens",
                 "finetune.micro_batch_tokens",
             )
+        self._resize_now(rows)
+
+    def take_room_back(self) -> None:
+        """Grow as far as pages are free, and wait for it: for the start, after what `make_room` was for."""
+        said = self.arena.statistics()
+        spare = said.capacity - said.lost - said.used
+        has = rows = self._rows.rows
+        while rows < self._rows.most and self._rows.pages_of(rows + 1) - self._rows.pages_of(has) <= spare:
+            rows += 1
+        self._resize_now(rows)
+
+    def _resize_now(self, rows: int) -> None:
         self.resize(self.slots_of(rows))
         while not self._settled:
             self.advance()

@@ -135,23 +135,25 @@ class DecodeQueue:
         self.give_memory_back()
         for folder in bases:
             try:
-                made[folder.name] = self._capture_base(folder, bases.window_layers, slot, streams, kv, served_ms)
+                made[folder.name] = self._capture_base(folder, bases, slot, streams, kv, served_ms)
             except (HarliError, ArenaError, torch.OutOfMemoryError) as error:
                 bases.refuse(folder.name, str(error))
-        if self.trainer.memory is not None:
+        if kv is not None and self.trainer.memory is not None:
             self.trainer.memory.map()
+            kv.take_room_back()  # which the profile measures
         return made
 
     def _capture_base(
         self,
         folder: BaseFolder,
-        layers: int,
+        bases: Bases,
         slot: Slot,
         streams: list[torch.cuda.Stream],
         kv: ElasticKV | None,
         served_ms: Mapping[TaskletKind, float],
     ) -> CapturedTrainer:
-        """Tasklets over a window of so many of `folder`'s layers; served_ms: what the served model's take."""
+        """Tasklets over a window of `folder`'s layers; served_ms: what the served model's take. Raises `HarliError`
+        where a job cannot have them."""
         if kv is None:
             raise Unavailable(
                 "no_arena",
@@ -161,7 +163,12 @@ class DecodeQueue:
             )
         memory = SlotMemory(kv.arena, kv.make_room)
         base = StreamedBase(
-            folder, layers, memory.buffer, device=self._device, mappings=lambda: memory.mappings, rate=GPU_RATE
+            folder,
+            bases.window_layers,
+            memory.buffer,
+            device=self._device,
+            mappings=lambda: memory.mappings,
+            rate=GPU_RATE,
         )
         weights = base.fused()
         try:
@@ -170,6 +177,7 @@ class DecodeQueue:
         finally:
             torch.cuda.synchronize(self._device)
             memory.unmap()
+        bases.check_bytes(folder, memory.bytes)
         logger.warning(
             "%s; its tasklets took %.1f s to capture and, while a job runs, take %.2f GiB",
             base.told(),

@@ -68,6 +68,14 @@ def test_one_whose_window_a_job_cannot_have_is_refused_with_what_would_do(tmp_pa
     assert bases(path, window=2, most_bytes=most).get("large").layers == 5
 
 
+def test_one_whose_captured_tasklets_a_job_cannot_have_is_refused_when_they_are_known(tmp_path: Path) -> None:
+    path = folder(tmp_path / "large")
+    found = bases(path, most_bytes=10**7)
+    found.check_bytes(found.get("large"), 10**7)
+    with pytest.raises(Invalid, match=r"take 11 MiB with the window .* a job can have 10 MiB; lower"):
+        found.check_bytes(found.get("large"), 11_400_000)
+
+
 def test_one_that_turns_out_not_to_do_is_refused_later(tmp_path: Path) -> None:
     found = bases(folder(tmp_path / "one"))
     found.refuse("one", "it has no place")

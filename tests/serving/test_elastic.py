@@ -358,4 +358,13 @@ def test_room_is_made_at_the_start_by_whole_rows(elastic: ModuleType) -> None:
     assert kv.arena.statistics().capacity - kv.arena.statistics().used == 12
     with pytest.raises(Unavailable, match=r"takes 29 pages .*raise engine\.max_total_tokens"):
         kv.make_room(29)
+    held = kv.arena.claim("job slot", 9)
+    kv.take_room_back()
+    assert kv.size == 5 * ROW - 1, "no whole row is free"
+    held.resize(4)
+    kv.take_room_back()
+    assert (kv.size, kv.settled) == (7 * ROW - 1, True)
+    held.resize(0)
+    kv.take_room_back()
+    assert kv.size == SLOTS
     kv.close()
