@@ -99,7 +99,8 @@ class Executor:
 
     finetune: the stream of each layout; select: makes the engine use a layout's decode graphs from the next launch on;
     new_event: makes an event with timing; tasklet_ms: what a tasklet is expected to take there; bound_ms: the most
-    finetune work that may be queued beside decode, and behind each step, in expected ms (one tasklet may always be); clock: monotonic seconds.
+    finetune work that may be queued beside decode, and behind each step, in expected ms (one tasklet may always be);
+    clock: monotonic seconds.
     """
 
     def __init__(
