@@ -64,19 +64,19 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
     few = ["--few", "harli", "tasklet_slices", "step_slices", "chunked"]
 
     def lora(kernels: str) -> Part:
-        return Part(f"lora_{kernels}", f"decode with other LoRA kernels, {kernels}", 70,
+        return Part(f"lora_{kernels}", f"decode with other LoRA kernels, {kernels}", 110,
                     [*plain, "--lora", kernels, "--batches", "32", "128", "--splits", "96", "--steps", "100",
-                     "--policies", "--few", "--seconds", "65", "--name", f"frontier_lora_{kernels}"])  # fmt: skip
+                     "--policies", "--few", "--seconds", "100", "--name", f"frontier_lora_{kernels}"])  # fmt: skip
 
     found = [
         Part("tests", "partitions, executor and captured tasklets on the device", 100,
              test("tests/serving/test_lora_kernels.py", "tests/partition/test_green.py",
                   "tests/runtime/test_streams.py", "tests/runtime/test_gpu_watch.py",
                   "tests/finetune/test_captured.py", "tests/finetune/test_captured_job.py")),
-        Part("lora_kernels", "LoRA kernels, ours and SGLang's, whose best blocks are used from here on", 75,
+        Part("lora_kernels", "LoRA kernels, ours and SGLang's, whose best blocks are used from here on", 45,
              ["-m", "benchmarks.lora_kernels", "--configs", str(folder / "lora")]),
-        Part("frontier", "every layout and the policies at batches of 32 and 128", 390,
-             [*frontier, "--batches", "32", "128", "--steps", "150", "--policies", "hybrid", *few, "--seconds", "370"]),
+        Part("frontier", "every layout and the policies at batches of 32 and 128", 310,
+             [*frontier, "--batches", "32", "128", "--steps", "150", "--policies", "hybrid", *few, "--seconds", "300"]),
         Part("live", "the first start with its profile; no job against SGLang alone; checkpoints; replay; decode-only",
              580, live("--parts", "profile", "no_job", "checkpoints", *(("replay",) if trace else ()), "decode_only",
                        "--steps", "10000", "--speeds", "1", "4", "--seconds", "20", "--limit-s", "540", *large)),

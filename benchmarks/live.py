@@ -130,9 +130,18 @@ class Served:
         try:
             self._wait()
         except BaseException:
+            self._tell_where()
             self.__exit__()
             raise
         return self
+
+    def _tell_where(self) -> None:
+        """Have the scheduler write to the log where it stands."""
+        with suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.process.pid).children():
+                if "scheduler" in " ".join(process.cmdline()):
+                    process.send_signal(signal.SIGUSR1)
+                    time.sleep(1.0)
 
     def __exit__(self, *_: object) -> None:
         print(f"the {self.kind} engine's log ends with:\n{self._log_end()}", flush=True)

@@ -1,12 +1,14 @@
 """One engine for benchmarks/live.py: ``python -m benchmarks.live_engine {harli,plain} MODEL FILE``
 
 Both are started with the arguments that Harli gives SGLang (settings from the environment), and in both the scheduler
-notes in FILE when each batch's result was through.
+notes in FILE when each batch's result was through. SIGUSR1 has it write where its threads are to the log.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
     from sglang.srt.lora.lora import LoRAAdapter
     from sglang.srt.managers.scheduler import Scheduler
 
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     moments, process = Moments(Path(os.environ[MOMENTS])), Scheduler.process_batch_result
 
     def noted(self: Any, batch: Any, *more: Any, **named: Any) -> Any:
