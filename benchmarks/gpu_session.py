@@ -58,6 +58,7 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
     def memcheck(*tests: str) -> list[str]:
         return ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", sys.executable, *test(*tests)]
 
+    each_row = "tests/serving/test_lora_kernels.py::test_each_row_gets_what_its_adapter_adds"
     large = ["--shape", "llama-3-8b", "--attention", "fa3", "--memory", "0.45", "--plain-memory", "0.6"]
     plain = ["-m", "benchmarks.frontier", "--attention", "fa3"]
     frontier = [*tuned, *plain]
@@ -72,7 +73,8 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
         Part("tests", "partitions, executor and captured tasklets on the device", 100,
              test("tests/serving/test_lora_kernels.py", "tests/partition/test_green.py",
                   "tests/runtime/test_streams.py", "tests/runtime/test_gpu_watch.py",
-                  "tests/finetune/test_captured.py", "tests/finetune/test_captured_job.py")),
+                  "tests/finetune/test_captured.py", "tests/finetune/test_captured_job.py",
+                  "tests/finetune/test_streamed_gpu.py")),
         Part("lora_kernels", "LoRA kernels, ours and SGLang's, whose best blocks are used from here on", 45,
              ["-m", "benchmarks.lora_kernels", "--configs", str(folder / "lora")]),
         Part("frontier", "every layout and the policies at batches of 32 and 128", 310,
@@ -85,7 +87,7 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
                   "--partitions", "2")),
         Part("kernels", "Triton kernels against plain torch", 40, test("tests/finetune/test_kernels.py")),
         Part("memcheck", "compute-sanitizer over every kernel, each tensor in an allocation of its own", 60,
-             ["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *memcheck("tests/finetune/test_kernels.py")]),
+             ["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *memcheck("tests/finetune/test_kernels.py", each_row)]),
         Part("memcheck_job", "compute-sanitizer over a small captured job", 60,
              memcheck("tests/finetune/test_captured_job.py::test_metrics_are_those_of_the_eager_trainer")),
         Part("arena", "the arena on the driver's own pages", 20, test("tests/memory/test_gpu.py")),
