@@ -15,7 +15,6 @@ import sys
 import uvicorn
 from pydantic import ValidationError
 
-from core.api.app import create_app
 from core.api.errors import explain
 from core.config import Settings
 from core.errors import Conflict, HarliError
@@ -49,6 +48,9 @@ def main() -> int:
     except HarliError as error:
         print(f"harli api: {error.message}", file=sys.stderr)
         return 1
+    # Only now: it takes seconds, for which what is wrong with the settings need not wait.
+    from core.api.app import create_app
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("alembic", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -16,6 +16,7 @@ from core.api.answers import Answers
 from core.api.description import Described
 from core.api.doctor import Examination
 from core.api.events import Broadcaster
+from core.api.openai_schemas import OpenAIErrorBody
 from core.api.routes import (
     adapters,
     alerts,
@@ -30,6 +31,7 @@ from core.api.routes import (
     tenants,
     webhooks,
 )
+from core.api.schemas import ErrorBody
 from core.api.simulator import Simulator
 from core.config import Settings
 from core.control.context import open_control
@@ -80,6 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url="/api/docs",
         redoc_url=None,
         responses=errors.RESPONSES,
+        shapes=(ErrorBody, OpenAIErrorBody),
         separate_input_output_schemas=False,
     )
     errors.install(app)

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from core.api import methods
+from core.api.description import answered
 from core.api.schemas import ErrorBody, ErrorDetail
 from core.errors import HarliError, Invalid
 from db.store import OUTAGE
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 # For the routes' OpenAPI: the same body for each status that any of them answers with.
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": text}
+    status: answered(ErrorBody, text)
     for status, text in {
         400: "The body ends too early, or is not text in UTF-8",
         401: "No token, or one that is not (or no longer) taken",

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from core.api.description import answered
 from core.api.openai_schemas import OpenAIError, OpenAIErrorBody
 
 PREFIX = "/v1/"
@@ -15,7 +16,7 @@ _STATUS = {409: 400, 422: 400}
 _PLACES = 3
 # For the routes' OpenAPI.
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": OpenAIErrorBody} for status in (400, 401, 403, 404, 413, 429, 503)
+    status: answered(OpenAIErrorBody) for status in (400, 401, 403, 404, 413, 429, 503)
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 

@@ -52,6 +52,8 @@ _WEBHOOKS_S = 1.0
 _DEADLINES_S = 30.0
 _POLL_MS = 40
 _RETRY_S = 0.5
+# What the dispatcher's next orders depend on; who writes to these has it look at once.
+_ORDERS = frozenset({"jobs", "targets", "adapters", "quotas", "finetune_usage"})
 
 T = TypeVar("T")
 
@@ -96,9 +98,9 @@ class Owner:
         except OUTAGE as error:
             logger.warning("the dispatch lease could not be released: %s", error)
 
-    def _wake(self, _written: frozenset[str]) -> None:
+    def _wake(self, written: frozenset[str]) -> None:
         work = self._work
-        if work is not None:
+        if work is not None and written & _ORDERS:
             work.wake()
 
     def _candidate(self) -> None:
