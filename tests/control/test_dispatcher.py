@@ -659,7 +659,7 @@ def test_a_store_that_drops_every_connection_does_not_end_the_dispatching(
     job, order = running
     reaches(control, job.id, "running")
     with control.store.engine.connect() as connection:
-        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        others = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
         connection.exec_driver_sql(f"{others} WHERE datname = current_database() AND pid <> pg_backend_pid()")
         engine.update(job.id, order.token, "metric", step=1, loss=4.0)
     until(lambda: jobs.get(control, job.id).step == 1, what="the metric")
