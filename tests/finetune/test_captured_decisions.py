@@ -110,7 +110,7 @@ def run(job: CapturedJob, device: PaperDevice) -> list[Metric]:
 
 
 def test_a_policy_sees_into_the_step_that_is_packed_but_not_past_an_evaluation(tmp_path: Path) -> None:
-    job, device = make([1.0] * 20, spec(tmp_path))
+    job, _ = make([1.0] * 20, spec(tmp_path))
     step = ("forward", "head", "backward", "optimizer")
     job._ahead.result()  # type: ignore[union-attr]  # it is packed in a thread of its own
     assert job.upcoming(3) == step[:3]
