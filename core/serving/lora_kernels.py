@@ -14,6 +14,7 @@ Segments, ranks, slices and layouts are SGLang's (`LoRABatchInfo`; `chunked_sgmv
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -113,13 +114,14 @@ def parts_of(width: int, most: int = _PARTS) -> tuple[int, int]:
 
 
 def partial_products(
-    x: torch.Tensor, weights: torch.Tensor, info: Any, slices: int, most: int = _PARTS, early: bool = True
+    x: torch.Tensor, weights: torch.Tensor, info: Any, slices: int, most: int = _PARTS, early: bool | None = None
 ) -> torch.Tensor:
     """x [S, K] by each row's adapter's A, weights [L, N, K], N = slices x rank: partial sums fp32 [parts, S, N].
 
     Only the first slices x (the adapter's own rank) columns of a row are written, and none of a row without an adapter.
-    early: launch it while the kernel before still runs.
+    early: launch it while the kernel before still runs; None: where the GPU can.
     """
+    early = can_overlap(x.device.index) if early is None else early
     (rows, width), stacked = x.shape, weights.shape[1]
     parts, steps = parts_of(width, most)
     partial = torch.empty(parts, rows, stacked, dtype=torch.float32, device=x.device)
@@ -133,13 +135,14 @@ def partial_products(
 
 def add_products(
     partial: torch.Tensor, weights: torch.Tensor, info: Any, offsets: torch.Tensor, widest: int, out: torch.Tensor,
-    block: int | None = None, early: bool = True,
+    block: int | None = None, early: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Add the partial sums by B, weights [L, OUT, R], and the adapter's scaling to out [S, OUT], in place.
 
     offsets: where each slice of the output begins, and OUT: one slice, two alike, or one and two alike that follow it;
     widest: columns of the widest slice, the first.
     """
+    early = can_overlap(partial.device.index) if early is None else early
     parts, rows, _ = partial.shape
     _, width, rank = weights.shape
     slices = len(offsets) - 1
@@ -152,6 +155,12 @@ def add_products(
         ALIGNED=width % 16 == 0 == widest % 16, EARLY=early, **_launch(early),
     )  # fmt: skip
     return out
+
+
+@cache
+def can_overlap(device: int) -> bool:
+    """Programmatic dependent launch came with Hopper."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _launch(early: bool) -> dict[str, bool]:

@@ -15,6 +15,9 @@ pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 fact = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="runs in a process with Triton's interpreter")
+overlaps = pytest.mark.skipif(
+    DEVICE == "cpu" or torch.cuda.get_device_capability() < (9, 0), reason="needs a GPU that launches kernels early"
+)
 RANK = 8
 
 
@@ -55,7 +58,7 @@ def info_of(adapters: list[int], ranks: list[int], room: int) -> Any:
 @fact
 @pytest.mark.parametrize("slices", [(40,), (48, 16, 16)])
 @pytest.mark.parametrize(("width", "most"), [(256, 16), (1024, 16), (1408, 2), (64, 16), (1280, 32)])
-@pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.skipif(DEVICE == "cpu", reason="GPU"))])
+@pytest.mark.parametrize("early", [False, pytest.param(True, marks=(pytest.mark.gpu, overlaps))])
 def test_each_row_gets_what_its_adapter_adds(slices: tuple[int, ...], width: int, most: int, early: bool) -> None:
     from core.serving import lora_kernels
 
@@ -83,7 +86,8 @@ def test_each_row_gets_what_its_adapter_adds(slices: tuple[int, ...], width: int
     torch.testing.assert_close(out, expected, rtol=rtol, atol=atol)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.gpu
+@overlaps
 def test_in_a_graph_each_kernel_sees_what_those_before_it_wrote() -> None:
     """Launched early, after products that take longer than they do, and over memory that is used again."""
     from core.serving import lora_kernels
