@@ -1,7 +1,6 @@
 """How two processes share the tests: a file's are one process's, with what the file has set up; and so are those of all
-files that need an engine, which is thus started once. They take longest and come first, in one process; the browser's
-come first in the other, file after file, so that its console too is started once, and whoever is through takes the next
-of the files that are left."""
+files that need an engine or a browser, which are thus started once and never compete. They take longest and come first,
+the browser's last among them, when the other process is through and the machine is theirs."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def place(file: str) -> int:
 class ByFile(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file, _, _ = nodeid.partition("::")
-        return "engine" if place(file) == 0 else file
+        return file if place(file) == 2 else "engine and browser"
 
 
 @pytest.hookimpl(optionalhook=True)  # unknown where xdist is left out (-p no:xdist)
