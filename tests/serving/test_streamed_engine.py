@@ -18,6 +18,14 @@ from tests.serving.test_engine import spec
 pytestmark = pytest.mark.engine
 
 
+@pytest.fixture(autouse=True, scope="module")
+def running(engine: Engine) -> None:
+    """Other files end it."""
+    if engine.process.poll() is not None:
+        engine.pending.clear()
+        engine.start()
+
+
 def told(engine: Engine, job_id: str) -> list[float]:
     """The losses of a job's steps."""
     return [
