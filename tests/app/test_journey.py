@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.engine]
 NAME = "captain-console"
 _SAMPLE = ROOT / "sample_data" / "captain.jsonl"
 _PROMPTS = (ROOT / "sample_data" / "prompts.txt").read_text().splitlines()
-_LONG_MS = 90_000
+_LONG_MS = 240_000  # for a machine that is busy with other tests; how fast it is, is not asked here
 _JOB_S = 420
 _STEPS = 30
 
