@@ -100,8 +100,8 @@ class MemoryOwner(msgspec.Struct, frozen=True):
 class MemoryView(msgspec.Struct, frozen=True, kw_only=True):
     """The arena that KV cache and finetuning share. `kept_bytes`: free, and ready to be mapped; `kv_tokens`: slots that
     requests may hold now, of `kv_most_tokens`; `reclaims`: how often finetuning gave memory up for the KV cache so far;
-    `reclaim_ms`: how long that took the last time, from when the first request was queued for it, or from the decision
-    where none was yet, until finetuning's pages were free."""
+    `reclaim_ms`: how long that took the last time, from when the first request had to wait for it, or from the decision
+    where none had to, until finetuning's pages were free."""
 
     page_bytes: int
     capacity_bytes: int

@@ -269,6 +269,22 @@ def test_what_can_never_be_had_is_out_of_memory_and_the_remedy_is_named(bench: B
         bench.job(pages=61)
 
 
+def run_among_bursts(bench: Bench, job: JobRun, period: int, *, calm: int) -> None:
+    """Run the job to its end; of each `period` tasklets the first `calm` run undisturbed, then requests want everything
+    for a while."""
+    ran = 0
+    while not job.ended:
+        job.poll()
+        bench.look(4.0, job.start_again)  # type: ignore[arg-type]
+        if bench.broker.waiting is None and job.view() is not None and not job.ended:
+            job.run_next()
+            ran += 1
+        busy = ran % period > calm
+        if busy and bench.kv.need == 0:
+            ran += period - calm
+        bench.kv.need = bench.kv.queued = bench.kv.most if busy else 0
+
+
 def metered(bench: Bench, path: Path, **changes: object) -> tuple[JobRun, list[JobUpdate]]:
     """A small job in the bench's arena, that has begun to run."""
     told: list[JobUpdate] = []
@@ -302,17 +318,7 @@ def test_a_job_whose_memory_is_taken_and_given_back_has_the_losses_of_one_left_a
         alone.run_next()
         losses += [metric.loss for metric in alone.take_metrics()]
     job, told = metered(bench, tmp_path)
-    ran = 0
-    while not job.ended:
-        job.poll()
-        bench.look(4.0, job.start_again)  # type: ignore[arg-type]
-        if bench.broker.waiting is None and job.view() is not None and not job.ended:
-            job.run_next()
-            ran += 1
-        busy = ran % 25 > 10  # for a while requests want everything
-        if busy and bench.kv.need == 0:
-            ran += 15
-        bench.kv.need = bench.kv.queued = bench.kv.most if busy else 0
+    run_among_bursts(bench, job, 25, calm=10)
     assert [update.loss for update in told if update.loss is not None] == losses
     reclaimed = [words for code, words in bench.broker.news() if code == "memory_reclaimed"]
     assert len(reclaimed) > 3 and any("host memory" in words for words in reclaimed)

@@ -15,7 +15,7 @@ from core.link.messages import JobUpdate
 from core.runtime.job import JobRun
 from tests.finetune import small
 from tests.finetune.cpu_slot import CpuSlot, on_a_cpu
-from tests.runtime.test_memory import ROW, ROWS, Bench, until
+from tests.runtime.test_memory import ROW, ROWS, Bench, run_among_bursts, until
 
 LAYERS, SLOTS = 5, 2
 
@@ -69,17 +69,7 @@ def test_a_job_whose_window_is_taken_and_given_back_has_the_losses_of_one_left_a
         alone.run_next()
     job, told = streamed(bench, base, tmp_path)
     assert "5 layers go through a window of 2" in (told[0].message or "")
-    ran = 0
-    while not job.ended:
-        job.poll()
-        bench.look(4.0, job.start_again)  # type: ignore[arg-type]
-        if bench.broker.waiting is None and job.view() is not None and not job.ended:
-            job.run_next()
-            ran += 1
-        busy = ran % 40 > 20  # for a while requests want everything
-        if busy and bench.kv.need == 0:
-            ran += 20
-        bench.kv.need = bench.kv.queued = bench.kv.most if busy else 0
+    run_among_bursts(bench, job, 40, calm=20)
     assert losses(told) == [metric.loss for metric in alone.take_metrics()]
     assert len([code for code, _ in bench.broker.news() if code == "memory_reclaimed"]) > 2
 
