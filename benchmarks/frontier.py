@@ -10,6 +10,10 @@ point more changes layout, tasklets and delays on every stream at random: its to
 point is one `generate` call whose requests carry the point's number in their ids; the scheduler process reads it there,
 so nothing else has to be told at run time. The results file is written after every point; --dry only lists the points.
 
+A gap is the time between two results in the scheduler. Answers are asked for whole and sent when they end. SGLang would
+else send what it has of them every 50 tokens, in one step for all requests, since they decode in lock step; that step
+would be the p99. The step in which all end does not count either.
+
 A row's finetune_tokens_s counts tasklets that ended while the point was measured, each for its share of a micro-batch
 by its time on the whole device; micro-batches have no padding.
 """
@@ -34,6 +38,7 @@ from core.policy.types import WHOLE, Layout
 
 FOLDER = "HARLI_FRONTIER"
 PROMPT = 512
+WHOLE_ANSWER = 1_000_000  # tokens after which SGLang sends on what it has of an answer that is asked for whole
 FULL = (32, 128)  # batches whose points are all swept
 SKIP = 10  # first steps of a point: the batch is still filling
 MODELS: dict[str, dict[str, Any]] = {
@@ -92,7 +97,7 @@ def sweep(batch: int, splits: list[int], sms: int, steps: int) -> list[Point]:
         points += [Point(batch, "fixed", steps // 2 + SKIP, part) for part in parts[::2]]
         points += [Point(batch, "fixed", steps, part, busy=True) for part in parts[::2]]
         return points + [Point(batch, "fixed", steps, after=k) for k in (1, 6)]
-    confined = [Layout("confined", 0, part.finetune_sms) for part in parts[::2]]
+    confined = [Layout("confined", 0, part.finetune_sms) for part in parts]
     points += [Point(batch, "fixed", steps // 2 + SKIP, part) for part in parts]
     points += [Point(batch, "fixed", steps, part, busy=True) for part in parts + confined]
     points += [Point(batch, "fixed", steps, after=k) for k in (1, 3, 6, 12)]
@@ -168,7 +173,7 @@ def _serve(folder: Path, options: Any, points: list[Point]) -> None:
     from sglang.srt.entrypoints.engine import Engine
 
     began = time.time()
-    os.environ[FOLDER] = str(folder)
+    os.environ |= {FOLDER: str(folder), "SGLANG_FORCE_STREAM_INTERVAL": str(WHOLE_ANSWER)}
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(MODELS[options.model] | COMMON))

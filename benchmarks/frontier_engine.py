@@ -197,7 +197,9 @@ class Bench:
             return answer
         steps, ran = self.executor.collect()
         point, record = self.points[number], self.records[number]
-        whole = len(batch.reqs) == point.batch and batch.reqs[0].rid.startswith(f"p{number}-")
+        # Requests of a point end together: that gap holds the handing over of all answers, which traffic spreads.
+        first = batch.reqs[0]
+        whole = len(batch.reqs) == point.batch and first.rid.startswith(f"p{number}-") and not first.finished()
         if self._last is not None and self._last[0] == number and whole:
             record["seen"] += 1
             if record["seen"] > SKIP:

@@ -1,7 +1,8 @@
 """One engine for benchmarks/live.py: ``python -m benchmarks.live_engine {harli,plain} MODEL FILE``
 
 Both are started with the arguments that Harli gives SGLang (settings from the environment), and in both the scheduler
-notes in FILE when each batch's result was through. SIGUSR1 has it write where its threads are to the log.
+notes in FILE when each batch's result was through. Answers that are asked for whole are sent when they end (see
+`benchmarks.frontier`). SIGUSR1 has either process write where its threads are to the log.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.frontier import WHOLE_ANSWER
+
 if not torch.cuda.is_available():  # read while SGLang is imported, here and in the processes that it spawns
     os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCH_COMPILE_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-os.environ |= {"HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+os.environ |= {
+    "HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+    "SGLANG_FORCE_STREAM_INTERVAL": str(WHOLE_ANSWER),
+}  # fmt: skip
 
 from benchmarks.moments import Moments
 from core.serving import processes
@@ -51,6 +57,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
 
 def main(kind: str, model: Path) -> None:
     """Serve until SIGTERM."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     from core.config import Settings
     from core.serving import launch
 
