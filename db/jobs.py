@@ -12,11 +12,13 @@ from sqlalchemy import (
     CheckConstraint,
     ForeignKey,
     Index,
+    Integer,
     Row,
     Select,
     String,
     Text,
     and_,
+    bindparam,
     cast,
     delete,
     func,
@@ -26,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from db.base import Base, BigId
-from db.scope import Owned, all_tenants
+from db.scope import Owned, all_tenants, only
 
 STATES = ("queued", "starting", "running", "paused", "saving", "succeeded", "failed", "cancelled", "interrupted")
 TERMINAL = ("succeeded", "failed", "cancelled")
@@ -147,7 +149,6 @@ class JobLogRecord(Base):
     message: Mapped[str] = mapped_column(Text)
 
 
-_SPEC = cast(JobRecord.spec, Text).label("spec")
 # In the order of hand-out.
 _ORDER = (JobRecord.priority.desc(), func.coalesce(JobRecord.place, JobRecord.seq), JobRecord.seq)
 _BRIEF = select(
@@ -164,18 +165,25 @@ def page(
 ) -> Sequence[Row[Any]]:
     """Some columns, by name, and `seq`; `spec` as the JSON that is stored. Newest first, those with a `seq` below
     `before`, of one state or all."""
-    query = _newest_first(columns).limit(limit)
-    if before is not None:
-        query = query.where(JobRecord.seq < before)
-    if state is not None:
-        query = query.where(JobRecord.state == state)
-    return session.execute(query).all()
+    tenant = only(session)
+    given = {"most": limit, "before": before, "state": state, "tenant": tenant}
+    query = _newest_first(columns, *(given[name] is not None for name in ("before", "state", "tenant")))
+    return session.connection().execute(query, given).all()
 
 
 @functools.cache
-def _newest_first(columns: tuple[str, ...]) -> Select[Any]:
-    chosen = (_SPEC if name == "spec" else getattr(JobRecord, name) for name in columns)
-    return select(*chosen, JobRecord.seq).order_by(JobRecord.seq.desc())
+def _newest_first(columns: tuple[str, ...], before: bool, state: bool, tenant: bool) -> Select[Any]:
+    """Of the table and not of the model, whose rows take SQLAlchemy three times as long."""
+    of = JobRecord.__table__.c
+    chosen = (cast(of.spec, Text) if name == "spec" else of[name] for name in columns)
+    query = select(*chosen, of.seq).order_by(of.seq.desc()).limit(bindparam("most", type_=Integer()))
+    if before:
+        query = query.where(of.seq < bindparam("before", type_=Integer()))
+    if state:
+        query = query.where(of.state == bindparam("state", type_=String()))
+    if tenant:
+        query = query.where(of.tenant == bindparam("tenant", type_=String()))
+    return query
 
 
 def in_states(session: Session, states: Collection[str], *, everyones: bool = False) -> list[JobRecord]:

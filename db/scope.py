@@ -51,6 +51,13 @@ def sees(session: Session, tenant: str) -> bool:
     return scope is None or scope.everything or scope.tenant == tenant
 
 
+def only(session: Session) -> str | None:
+    """The tenant whose rows alone are the session's to show; None when all are. For a query of a table, to which the
+    condition is not added by itself."""
+    scope: Scope | None = session.info.get(_KEY)
+    return None if scope is None or scope.everything else scope.tenant
+
+
 @event.listens_for(Session, "do_orm_execute")
 def _own_rows_only(state: ORMExecuteState) -> None:
     scope: Scope | None = state.session.info.get(_KEY)

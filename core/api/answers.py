@@ -21,6 +21,7 @@ from db.store import Store
 # How long figures that come by themselves, and changes made by another API process, may go unnoticed; one of this
 # process is noticed at once.
 _KEPT_S = 0.25
+MEDIA_TYPE = "application/json"
 # Made at a time; more threads would only take the interpreter from one another.
 _AT_ONCE = 2
 
@@ -69,26 +70,22 @@ class Answers:
         with self._lock:
             self._written.update(tables)
 
-    async def shared(self, key: Key) -> Response | None:
-        """The answer that is there, or on its way for someone else; None when it has to be made, or could not be."""
+    def shared(self, key: Key) -> asyncio.Task[bytes] | None:
+        """The answer, JSON, that is there or on its way for someone else; None when it has to be made."""
         found = self._kept.get(key)
-        if found is None or not found.serves(self._version(found.tables)):
-            return None
-        try:
-            return _response(await asyncio.shield(found.content))
-        except Exception:
-            return None  # whoever makes it tells why
+        return found.content if found is not None and found.serves(self._version(found.tables)) else None
 
     async def get(self, key: Key, make: Callable[[], bytes], tables: Collection[str]) -> Response:
         """The answer, JSON. `make` is called in a thread when there is none that is young enough, or this process has
         written to one of `tables` since. What it raises is raised for all who wait for it."""
-        found = self._kept.get(key)
-        if found is None or not found.serves(self._version(tables)):
+        content = self.shared(key)
+        if content is None:
             self._forget_old()
             self._kept.pop(key, None)
-            found = self._kept[key] = self._start(make, tables)
+            making = self._kept[key] = self._start(make, tables)
+            content = making.content
         # Shielded: who hangs up takes nothing from the others.
-        return _response(await asyncio.shield(found.content))
+        return Response(await asyncio.shield(content), media_type=MEDIA_TYPE)
 
     def _version(self, tables: Collection[str]) -> int:
         return sum(self._written[table] for table in tables)
@@ -110,7 +107,3 @@ class Answers:
             if oldest.began is None or oldest.began > limit or not oldest.content.done():
                 return
             del self._kept[key]
-
-
-def _response(content: bytes) -> Response:
-    return Response(content, media_type="application/json")

@@ -11,7 +11,7 @@ from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 
-from core.api import errors, gate, openai_errors, proxy, security, upload
+from core.api import again, errors, gate, openai_errors, proxy, security, upload
 from core.api.answers import Answers
 from core.api.description import Described
 from core.api.doctor import Examination
@@ -86,13 +86,15 @@ def create_app(settings: Settings) -> FastAPI:
         separate_input_output_schemas=False,
     )
     errors.install(app)
-    app.add_middleware(gate.Gate, settings=settings)
+    buckets = gate.Buckets(settings.requests_per_s)
+    app.add_middleware(gate.Gate, settings=settings, buckets=buckets)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=security.origins(settings),
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
     )
+    app.add_middleware(again.Again, buckets=buckets)
     app.add_middleware(security.SameMachine, settings=settings)
     app.add_middleware(upload.CloseUnread)
     app.add_middleware(openai_errors.OpenAIErrors)

@@ -2,7 +2,7 @@
 
 A token is asked for, its user's role and its scopes are held against what the request wants, its rate and the size of
 its body are bounded, and a request that is to change something leaves a line in the audit log, whether it changes
-anything or not. What was answered to someone else a moment ago (`answers`) is answered here.
+anything or not. What was answered to someone else a moment ago does not come this far (`again`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from core.api.answers import Answers, key
 from core.api.errors import answer, store_unavailable
 from core.config import Settings
 from core.control import audit
@@ -85,9 +84,9 @@ class Buckets:
 class Gate:
     """The middleware. The application's lifespan gives the application its `control` and `tokens`."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, buckets: Buckets) -> None:
         self._app = app
-        self._buckets = Buckets(settings.requests_per_s)
+        self._buckets = buckets
         self._open_metrics = settings.is_local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +96,7 @@ class Gate:
         state = scope["app"].state
         path = scope["path"].rstrip("/") or "/"
         changes = scope["method"] not in SAFE and not _is_under(path, *ASKS)
-        token = _token(scope)
+        token = shown_token(scope)
         try:
             principal = await self._principal(state.tokens, scope, path, token)
         except (Unauthorized, TooManyRequests) as error:
@@ -117,10 +116,7 @@ class Gate:
             return
         shared: MutableMapping[str, Any] = scope.setdefault("state", {})
         shared["principal"], shared["actor"] = principal, None
-        answers: Answers = state.answers
-        if scope["method"] == "GET" and (found := await answers.shared(key(principal, scope))) is not None:
-            await found(scope, receive, send)
-        elif not changes:
+        if not changes:
             await self._app(scope, receive, send)
         else:
             await self._changing(scope, receive, send, state.control, principal, path)
@@ -141,7 +137,7 @@ class Gate:
             # Those who guess are bounded before the store is asked for them.
             self._take(f"address {_address(scope)}")
             principal = await run_in_threadpool(tokens.principal, token)
-        self._take(principal.token_id or principal.user)
+        self._take(payer(principal))
         return principal
 
     def _take(self, key: str) -> None:
@@ -248,6 +244,11 @@ def _is_under(path: str, *prefixes: str) -> bool:
     return f"{path}/".startswith(tuple(f"{prefix}/" for prefix in prefixes))
 
 
+def payer(principal: Principal) -> str:
+    """From whose bucket a request is taken."""
+    return principal.token_id or principal.user
+
+
 def _actor(scope: Scope, principal: Principal) -> Actor:
     return Actor(principal.tenant, principal.user, principal.token_id, _address(scope), "", None)
 
@@ -257,7 +258,8 @@ def _address(scope: Scope) -> str | None:
     return str(client[0])[:64] if client else None
 
 
-def _token(scope: Scope) -> str | None:
+def shown_token(scope: Scope) -> str | None:
+    """That of the header `Authorization`, if it has the form of one."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             kind, _, token = value.decode("latin-1").partition(" ")

@@ -192,6 +192,9 @@ class CloseUnread:
             return
         headers = dict(scope["headers"])
         unread = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+        if not unread:
+            await self._app(scope, receive, send)
+            return
 
         async def reading() -> Message:
             nonlocal unread

@@ -48,7 +48,7 @@ def kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 async def ask(kept: Answers, make: Callable[[], Any], key: str = "key", tables: Collection[str] = TABLES) -> Any:
     place = (Scope("default"), key, b"")
-    answer = await kept.shared(place) or await kept.get(place, lambda: NUMBERS.dump_json(make()), tables)
+    answer = await kept.get(place, lambda: NUMBERS.dump_json(make()), tables)
     return NUMBERS.validate_json(bytes(answer.body))
 
 

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import event
 
 from db import jobs
+from db.base import now
 from db.scope import Scope
 from db.store import Store
 
@@ -24,3 +25,34 @@ def test_jobs_are_counted_from_an_index_alone(sqlite_url: str, scope: Scope, ind
         plan = session.connection().exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
     store.close()
     assert any(f"USING COVERING INDEX {index}" in row[3] for row in plan), plan
+
+
+@pytest.mark.parametrize(
+    ("scope", "seen"), [(Scope("a"), ["a"]), (Scope("b"), ["b"]), (Scope("a", everything=True), ["b", "a"])]
+)
+def test_a_page_shows_the_scopes_own(store: Store, scope: Scope, seen: list[str]) -> None:
+    time = now()
+    with store.write() as session:
+        for tenant in ("a", "b"):
+            session.add(
+                jobs.JobRecord(
+                    id=f"job-{tenant}",
+                    tenant=tenant,
+                    name="x",
+                    state="queued",
+                    spec={},
+                    dataset_id="ds",
+                    dataset_name="rows",
+                    adapter_name=tenant,
+                    created_at=time,
+                    state_since=time,
+                )
+            )
+    with store.within(scope, None).read() as session:
+        for before, state in ((None, None), (10, None), (None, "queued"), (10, "queued")):
+            rows = jobs.page(session, ("tenant", "spec", "created_at"), 10, before, state)
+            assert [row.tenant for row in rows] == seen
+            assert {(row.spec, row.created_at) for row in rows} == {("{}", time)}
+        assert jobs.page(session, ("tenant",), 10, 1, None) == []
+        assert jobs.page(session, ("tenant",), 10, None, "running") == []
+        assert len(jobs.page(session, ("tenant",), 1, None, None)) == 1
