@@ -29,6 +29,12 @@ def postgres() -> Path | None:
     return versions[-1].parent if versions else None
 
 
+def nginx() -> str | None:
+    """The reverse proxy; Debian keeps it off the PATH, and `scripts/system-packages.sh` unpacks it in the checkout."""
+    places = [os.environ.get("PATH", os.defpath), "/usr/sbin", str(ROOT / ".cache/nginx/usr/sbin")]
+    return shutil.which("nginx", path=os.pathsep.join(places))
+
+
 def _lacking() -> dict[str, str]:
     lacking = {}
     if shutil.which("nvidia-smi") is None:
@@ -37,6 +43,8 @@ def _lacking() -> dict[str, str]:
         lacking["browser"] = f"no Chromium; {_REMEDY}"
     if postgres() is None:
         lacking["postgres"] = f"no PostgreSQL server; {_REMEDY}"
+    if nginx() is None:
+        lacking["nginx"] = f"no nginx; {_REMEDY}"
     return lacking
 
 

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from core.api import again, errors, gate, openai_errors, proxy, security, upload
 from core.api.answers import Answers
+from core.api.connected import Running
 from core.api.description import Described
 from core.api.doctor import Examination
 from core.api.events import Broadcaster
@@ -62,11 +63,13 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.simulator = simulator = Simulator()
         app.state.examination = Examination()
         app.state.engine_http = proxy.client()
+        app.state.running = running = Running()
         broadcaster.start()
         await run_in_threadpool(owner.start)
         try:
             yield
         finally:
+            await running.stop()
             await broadcaster.stop()
             await simulator.stop()
             await app.state.engine_http.aclose()
@@ -83,6 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
         responses=errors.RESPONSES,
         shapes=(ErrorBody, OpenAIErrorBody),
+        public=gate.PUBLIC,
         separate_input_output_schemas=False,
     )
     errors.install(app)

@@ -21,10 +21,13 @@ def answered(body: type[BaseModel], text: str | None = None) -> dict[str, Any]:
 
 class Described(FastAPI):
     """An application whose description is built once, at the first request for it, in a thread: it takes a while, and
-    others are answered meanwhile. `shapes`: the bodies of what is `answered`."""
+    others are answered meanwhile. `shapes`: the bodies of what is `answered`; `public`: paths that ask for no token."""
 
-    def __init__(self, *, shapes: tuple[type[BaseModel], ...] = (), **given: Any) -> None:
+    def __init__(
+        self, *, shapes: tuple[type[BaseModel], ...] = (), public: frozenset[str] = frozenset(), **given: Any
+    ) -> None:
         self._shapes = shapes
+        self._public = public
         super().__init__(**given)
 
     def openapi(self) -> dict[str, Any]:
@@ -34,6 +37,9 @@ class Described(FastAPI):
             shape = body.model_json_schema(mode="serialization", ref_template=_SHAPES + "/{model}")
             for name, inner in {**shape.pop("$defs", {}), body.__name__: shape}.items():
                 known.setdefault(name, inner)
+        for path in self._public & description["paths"].keys():
+            for operation in description["paths"][path].values():
+                operation.pop("security", None)
         return description
 
     def setup(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from fastapi import FastAPI, Request
@@ -41,9 +41,16 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 _SHOWN = 3
 
 
-def answer(status: int, code: str, message: str, param: str | None = None, report: Any = None) -> JSONResponse:
+def answer(
+    status: int,
+    code: str,
+    message: str,
+    param: str | None = None,
+    report: Any = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
     body = ErrorBody(error=ErrorDetail(code=code, message=message, param=param), report=report)
-    return JSONResponse(body.model_dump(mode="json", exclude={"report"} if report is None else None), status)
+    return JSONResponse(body.model_dump(mode="json", exclude={"report"} if report is None else None), status, headers)
 
 
 def install(app: FastAPI) -> None:
@@ -65,7 +72,8 @@ def install(app: FastAPI) -> None:
         if error.status_code == 404:
             return answer(404, "route_not_found", f"there is nothing at {what}; /api/docs lists what there is")
         if error.status_code == 405:
-            return answer(405, "method_not_allowed", f"{what} does not exist; /api/docs lists what there is")
+            message = f"{what} does not exist; /api/docs lists what there is"
+            return answer(405, "method_not_allowed", message, headers=error.headers)
         if error.status_code == 413:
             return answer(413, "body_too_large", f"{what}: {error.detail}", "body")
         return answer(error.status_code, "http_error", f"{what}: {error.detail}")

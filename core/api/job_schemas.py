@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import AnyHttpUrl, BaseModel, Field
+from pydantic import AnyHttpUrl, BaseModel, Field, StrictBool
 
 from core.api.schemas import NAME, Body, Job, JobCreate, JobMetric
 
@@ -125,9 +125,11 @@ class ScheduleCreate(Body):
     cron: str = Field(max_length=120, description="minute hour day month weekday, such as `0 2 * * *`")
     timezone: str = Field("UTC", max_length=64)
     job: JobCreate
-    continued: bool = Field(False, description="start each run from the adapter's newest version, once there is one")
-    only_new_data: bool = Field(False, description="leave a run out when the data set has no newer version")
-    enabled: bool = True
+    continued: StrictBool = Field(
+        False, description="start each run from the adapter's newest version, once there is one"
+    )
+    only_new_data: StrictBool = Field(False, description="leave a run out when the data set has no newer version")
+    enabled: StrictBool = True
 
 
 class SchedulePatch(Body):
@@ -135,9 +137,9 @@ class SchedulePatch(Body):
     cron: str | None = Field(None, max_length=120)
     timezone: str | None = Field(None, max_length=64)
     job: JobCreate | None = None
-    continued: bool | None = None
-    only_new_data: bool | None = None
-    enabled: bool | None = None
+    continued: StrictBool | None = None
+    only_new_data: StrictBool | None = None
+    enabled: StrictBool | None = None
 
 
 class Schedule(BaseModel):
@@ -177,7 +179,7 @@ class WebhookCreate(Body):
 
 class WebhookPatch(Body):
     events: list[WebhookEvent] | None = Field(None, max_length=16)
-    enabled: bool | None = None
+    enabled: StrictBool | None = None
 
 
 class Webhook(BaseModel):
@@ -219,7 +221,7 @@ class Delivery(BaseModel):
 class QuotaUpdate(Body):
     """Limits of a tenant; None: none, but for `max_priority`."""
 
-    finetune_tokens_day: int | None = Field(None, ge=0, lt=2**62)
+    finetune_tokens_day: int | None = Field(None, ge=0, le=10**15)
     running_jobs: int | None = Field(None, ge=0, le=1000)
     waiting_jobs: int | None = Field(None, ge=0, le=100_000)
     max_priority: int | None = Field(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
 from core.api import methods
 
@@ -20,6 +20,16 @@ WEEKDAYS: tuple[Weekday, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun"
 JobState = Literal[
     "queued", "starting", "running", "paused", "saving", "succeeded", "failed", "cancelled", "interrupted"
 ]
+
+
+def _no_number(value: Any) -> Any:
+    """pydantic would take numbers for Unix times, which the description does not promise."""
+    if isinstance(value, bool | int | float) or (isinstance(value, str) and value.strip().lstrip("+-.").isdecimal()):
+        raise ValueError("write a time as ISO 8601 has it, with a zone, such as 2026-01-31T12:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_no_number)]
 
 
 class Body(BaseModel):
@@ -176,7 +186,7 @@ class LoraBody(Body):
     target_modules: list[str] = Field(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], min_length=1
     )
-    use_rslora: bool = False
+    use_rslora: StrictBool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -222,14 +232,16 @@ class JobCreate(Body):
     patience: int = Field(
         0, ge=0, le=1000, description="end after so many evaluations in a row without improvement; 0: never"
     )
-    keep_best: bool = Field(False, description="store the adapter of the lowest evaluation loss, not of the last step")
+    keep_best: StrictBool = Field(
+        False, description="store the adapter of the lowest evaluation loss, not of the last step"
+    )
     sample_prompts: list[Prompt] = Field(
         [], max_length=8, description="answered by the adapter at each evaluation, to look at while it trains"
     )
     sample_tokens: int = Field(64, ge=1, le=1024, description="most tokens of such an answer")
     priority: int = Field(0, ge=-100, le=100)
-    deadline: AwareDatetime | None = Field(None, description="warn when the job will not have ended by then")
-    deploy: bool = Field(True, description="load the finished adapter into the engine")
+    deadline: Moment | None = Field(None, description="warn when the job will not have ended by then")
+    deploy: StrictBool = Field(True, description="load the finished adapter into the engine")
 
 
 class Job(BaseModel):
@@ -264,13 +276,13 @@ class Job(BaseModel):
 
 
 class JobStop(Body):
-    save: bool = False
+    save: StrictBool = False
 
 
 class JobPatch(Body):
     priority: int | None = Field(None, ge=-100, le=100)
     name: str | None = Field(None, max_length=120)
-    deadline: AwareDatetime | None = None
+    deadline: Moment | None = None
 
 
 class JobEvent(BaseModel):
@@ -355,8 +367,17 @@ class AdapterMerge(Body):
     parts: list[AdapterPart] = Field(min_length=2, max_length=8)
 
 
+class OperationError(ErrorDetail):
+    """Why it failed: the error that a request which had waited for it would have been answered with, `status` and, of
+    a file that cannot be trained on, `report` included."""
+
+    status: int = 500
+    report: DatasetReport | None = None
+
+
 class Operation(BaseModel):
-    """Work that goes on after a request, or that a long one is busy with: `done` of `total` bytes."""
+    """Work that goes on after a request, or that a long one is busy with: `done` of `total` bytes. `result`: the id of
+    the data set that a check came to, the file's name of a merged model."""
 
     id: str
     kind: Literal["dataset", "merge"]
@@ -364,7 +385,7 @@ class Operation(BaseModel):
     state: Literal["running", "succeeded", "failed", "cancelled"]
     done: int = 0
     total: int = 0
-    error: ErrorDetail | None = None
+    error: OperationError | None = None
     result: str | None = None
     created_at: datetime
     updated_at: datetime
@@ -605,7 +626,7 @@ class AlertRuleBody(Body):
     window_s: float = Field(60.0, ge=5, le=600)
     for_s: float = Field(60.0, ge=0, le=86_400)
     severity: Literal["info", "warning", "critical"] = "warning"
-    enabled: bool = True
+    enabled: StrictBool = True
 
 
 class AlertRule(AlertRuleBody):

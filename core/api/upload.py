@@ -50,6 +50,10 @@ class Upload:
     sha256: str
     fields: dict[str, str]
 
+    def kept(self) -> Path:
+        """Where the file lies from now on, beyond the request; whoever asks for it takes it away."""
+        return self.path.rename(self.path.with_name(new_id("kept")))
+
 
 @contextlib.asynccontextmanager
 async def received(request: Request, control: Control) -> AsyncIterator[Upload]:

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+import httpx
 from pydantic import ValidationError
 
 from core.api import schemas
@@ -19,11 +20,15 @@ from core.client.intake_calls import IntakeCalls
 from core.client.job_calls import JobCalls
 from core.client.rows import Rows
 from core.client.steps import Steps, ask, ask_rows, call, download, exchange, plain
-from core.errors import Conflict, Invalid, TooLarge
+from core.errors import Conflict, HarliError, Invalid, TooLarge
 
 T = TypeVar("T")
 M = TypeVar("M")
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
+# Proxies give up on an answer that does not begin within a minute, and a large file's check takes longer.
+_PATIENCE_S = 20
+# For the answer to an upload: a proxy may pass the file on only once it has all of it.
+_ANSWER_S = 600
 
 
 class Calls(JobCalls, IntakeCalls):
@@ -161,7 +166,8 @@ class Calls(JobCalls, IntakeCalls):
         sniffing would not find it. A taken name raises Conflict before anything is sent, unless `new_version`.
         `on_progress(sent, total)` is called in bytes. A file that cannot be trained on raises Invalid, whose `report`
         says what was found. Rows that a version of the name has already come back as that version. `operation` is an id
-        of 8 to 64 letters and digits of your making, under which another thread can watch and cancel the check.
+        of 8 to 64 letters and digits of your making, under which another thread can watch and cancel the check; so does
+        whatever ends the waiting for it, an interrupt for one.
         """
         with opened(source, filename) as (file, label):
             params: dict[str, Any] = {"name": name or name_of(label), "new_version": new_version}
@@ -171,7 +177,19 @@ class Calls(JobCalls, IntakeCalls):
                 params["operation"] = operation
             if not new_version:
                 _require_free((yield from Calls.check_dataset_name(self, params["name"])))
-            return (yield from _upload("/api/datasets", schemas.Dataset, params, file, label, on_progress))
+            params["wait_s"] = _PATIENCE_S
+            response = yield from _upload("/api/datasets", params, file, label, on_progress)
+        if response.status_code != 202:
+            return schemas.Dataset.model_validate_json(response.content)
+        begun = schemas.Operation.model_validate_json(response.content)
+        try:
+            ended = yield from Calls.wait_operation(self, begun.id)
+        except (HarliError, GeneratorExit):
+            raise
+        except BaseException:
+            yield from Calls.cancel_operation(self, begun.id)
+            raise
+        return (yield from Calls.dataset(self, str(ended.result)))
 
     @call
     def dataset_rows(self, dataset: str, offset: int = 0, limit: int = 20) -> Steps[Rows[schemas.DatasetRow]]:
@@ -327,7 +345,8 @@ class Calls(JobCalls, IntakeCalls):
             params = {"name": name or name_of(label), "new_version": new_version}
             if not new_version:
                 _require_free((yield from Calls.check_adapter_name(self, str(params["name"]))))
-            return (yield from _upload("/api/adapters", schemas.Adapter, params, file, label, on_progress))
+            response = yield from _upload("/api/adapters", params, file, label, on_progress)
+        return schemas.Adapter.model_validate_json(response.content)
 
     @call
     def deploy_adapter(self, name: str, version: int | None = None) -> Steps[schemas.Adapter]:
@@ -455,8 +474,8 @@ def ask_page(row: type[M], path: str, limit: int, cursor: str | None, **filters:
 
 
 def _upload(
-    path: str, answer: type[T], params: dict[str, Any], file: BinaryIO, label: str, on_progress: Progress | None
-) -> Steps[T]:
+    path: str, params: dict[str, Any], file: BinaryIO, label: str, on_progress: Progress | None
+) -> Steps[httpx.Response]:
     size = file.seek(0, 2)
     file.seek(0)
     limit = (yield from ask(schemas.Health, "GET", "/api/health")).max_upload_bytes
@@ -467,8 +486,7 @@ def _upload(
             "file",
         )
     body = Counted(file, on_progress) if on_progress is not None else file
-    # The answer comes when the file has been checked, which takes as long as the file is long.
-    return (yield from ask(answer, "POST", path, params=params, files={"file": (label, body)}, read_timeout_s=3600))
+    return (yield from exchange("POST", path, params=params, files={"file": (label, body)}, read_timeout_s=_ANSWER_S))
 
 
 def _require_free(check: schemas.NameCheck) -> None:

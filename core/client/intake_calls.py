@@ -11,8 +11,7 @@ from typing import Any, BinaryIO
 from core.api import schemas
 from core.client.files import HEAD_BYTES, head_of, opened
 from core.client.rows import Rows
-from core.client.steps import Steps, ask, ask_rows, call, download, exchange
-from core.errors import HarliError
+from core.client.steps import Steps, ask, ask_rows, call, download, exchange, failure
 
 
 class IntakeCalls:
@@ -112,7 +111,7 @@ class IntakeCalls:
         *,
         poll_s: float = 0.5,
     ) -> Steps[schemas.Operation]:
-        """The operation once it has succeeded. Raises HarliError with its error when it failed or was cancelled."""
+        """The operation once it has succeeded. Raises its error when it failed, Conflict when it was cancelled."""
         pause_s = 0.0
         while True:
             path = f"/api/operations/{operation_id}"
@@ -122,6 +121,8 @@ class IntakeCalls:
             if found.state == "succeeded":
                 return found
             if found.state != "running":
-                error = found.error or schemas.ErrorDetail(code="cancelled", message=f"{found.subject} was cancelled")
-                raise HarliError(error.code, error.message, error.param)
+                error = found.error or schemas.OperationError(
+                    code="cancelled", message=f"{found.subject} was cancelled", status=409
+                )
+                raise failure(error.status, error, error.report)
             pause_s = poll_s

@@ -174,6 +174,14 @@ _ERRORS: dict[int, type[HarliError]] = {
 }
 
 
+# What proxies say in pages of their own.
+_OF_A_PROXY = {
+    413: "it takes smaller bodies only; raise its limit (nginx: client_max_body_size)",
+    502: "it does not reach the API; is that running?",
+    504: "it did not wait long enough for the API; raise its time-out (nginx: proxy_read_timeout)",
+}
+
+
 def raise_for(response: httpx.Response) -> None:
     """Raise the HarliError that an error response stands for."""
     if response.status_code < 400:
@@ -182,13 +190,19 @@ def raise_for(response: httpx.Response) -> None:
         body = schemas.ErrorBody.model_validate_json(response.content)
     except ValidationError:
         message = f"{response.url} answered {response.status_code}, not as Harli's API does: {response.text[:200]}"
+        if (hint := _OF_A_PROXY.get(response.status_code)) is not None:
+            message = f"{message}; a proxy in between may have: {hint}"
         body = schemas.ErrorBody(error=schemas.ErrorDetail(code="not_harli", message=message))
-    detail = body.error
-    error = _ERRORS.get(response.status_code, HarliError)(detail.code, detail.message, detail.param)
-    error.status = response.status_code
+    raise failure(response.status_code, body.error, body.report)
+
+
+def failure(status: int, detail: schemas.ErrorDetail, report: schemas.DatasetReport | None) -> HarliError:
+    """The error that the API answered with a status, or that an operation ended with."""
+    error = _ERRORS.get(status, HarliError)(detail.code, detail.message, detail.param)
+    error.status = status
     if isinstance(error, Invalid):
-        error.report = body.report
-    raise error
+        error.report = report
+    return error
 
 
 def unreachable(base_url: str, error: httpx.HTTPError) -> Unavailable:

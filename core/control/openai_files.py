@@ -13,6 +13,7 @@ from core.api.names import name_of
 from core.api.openai_schemas import Deleted, File, Listed, listed
 from core.control import datasets, jobs
 from core.control.context import Control
+from core.control.operations import Work
 from core.errors import Invalid, NotFound
 from core.intake import rows as parquet
 from db import datasets as dataset_rows
@@ -24,14 +25,15 @@ _FIGURES = ("step", "loss", "eval_loss", "learning_rate", "tokens")
 _HEADINGS = ("step", "train_loss", "valid_loss", "learning_rate", "trained_tokens")
 
 
-def create(control: Control, path: Path, filename: str, sha256: str, purpose: str | None) -> File:
+def create(control: Control, path: Path, filename: str, sha256: str, purpose: str | None, work: Work) -> File:
     """Check and store an upload as a data set of the file's name; a file of a name that is there already is its next
-    version. Raises Invalid for another purpose, or for what is in the file."""
+    version. `work` may end it. Raises Invalid for another purpose, or for what is
+    in the file."""
     if purpose != "fine-tune":
         raise Invalid(
             "purpose", f"purpose is {purpose!r}; Harli takes files with the purpose fine-tune, in that field", "purpose"
         )
-    found = datasets.upload(control, path, filename, sha256, name_of(filename), None, True)
+    found, _ = datasets.store(control, path, filename, sha256, name_of(filename), None, True, work)
     return view(found)
 
 

@@ -3,6 +3,7 @@ tells every API process how far it is, and brings a request to cancel to the one
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
@@ -17,11 +18,12 @@ from sqlalchemy.orm import Session
 
 from core.api import schemas
 from core.control.context import Control
-from core.errors import Conflict, HarliError, NotFound
+from core.errors import Conflict, HarliError, Invalid, NotFound
 from db import operations as rows
 from db.base import now
 from db.operations import OperationRecord
 
+logger = logging.getLogger(__name__)
 _TELL_S = 0.3
 _SILENCE = timedelta(minutes=10)
 _KEPT = timedelta(days=1)
@@ -72,13 +74,23 @@ def ending(control: Control, work: Work) -> Iterator[None]:
     _end(control, work, None)
 
 
+def require_new(control: Control, operation_id: str) -> None:
+    """Raise Conflict when there is an operation of the id already."""
+    with control.store.read() as session:
+        _require_new(session, operation_id)
+
+
+def _require_new(session: Session, operation_id: str) -> None:
+    if session.get(OperationRecord, operation_id) is not None:
+        raise Conflict("operation_exists", f"there is an operation {operation_id}; take a new id", "operation")
+
+
 def begin(control: Control, kind: str, subject: str, operation_id: str | None) -> None:
     """Write down that it runs."""
     if operation_id is None:
         return
     with control.store.write() as session:
-        if session.get(OperationRecord, operation_id) is not None:
-            raise Conflict("operation_exists", f"there is an operation {operation_id}; take a new id", "operation")
+        _require_new(session, operation_id)
         time_ = now()
         session.add(
             OperationRecord(
@@ -108,10 +120,18 @@ def _end(control: Control, work: Work, error: BaseException | None) -> None:
             record.state = "cancelled"
         else:
             record.state = "failed"
-            detail = schemas.ErrorDetail(code="internal", message="it met a fault; the API's log has it")
+            if not isinstance(error, HarliError):
+                logger.error("%s met a fault", record.subject, exc_info=error)
+            detail = schemas.OperationError(code="internal", message="it met a fault; the API's log has it")
             if isinstance(error, HarliError):
-                detail = schemas.ErrorDetail(code=error.code, message=error.message[:2000], param=error.param)
-            record.error = detail.model_dump()
+                detail = schemas.OperationError(
+                    code=error.code,
+                    message=error.message[:2000],
+                    param=error.param,
+                    status=error.status,
+                    report=error.report if isinstance(error, Invalid) else None,
+                )
+            record.error = detail.model_dump(mode="json")
 
 
 # ---- looking ---------------------------------------------------------------------------------------------------------
@@ -165,8 +185,10 @@ def tidy(control: Control, write: Callable[[], AbstractContextManager[Session]])
             session.delete(record)
         for record in rows.silent(session, now() - _SILENCE):
             record.state, record.updated_at = "failed", now()
-            record.error = schemas.ErrorDetail(
-                code="worker_gone", message=f"the API process {record.worker} ended in the middle; ask for it again"
+            record.error = schemas.OperationError(
+                code="worker_gone",
+                message=f"the API process {record.worker} ended in the middle; ask for it again",
+                status=503,
             ).model_dump()
     for record in doomed:
         shutil.rmtree(folder(control, record.id), ignore_errors=True)

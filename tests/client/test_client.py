@@ -8,16 +8,17 @@ import signal
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from core.api import schemas
-from core.client import ChatReply, Client, connect, sent
+from core.client import ChatReply, Client, calls, connect, sent
 from core.config import Settings
 from core.errors import Conflict, Invalid, NotFound, TooLarge, Unauthorized, Unavailable
+from core.intake import dataset
 from core.link.messages import SetTargets, StartJob
 from tests.api.serving import served
 from tests.client.openai import ChatServer
@@ -141,6 +142,37 @@ def test_a_taken_name_is_found_out_before_anything_is_sent(
     with pytest.raises(Conflict, match="already"):
         client.upload_dataset(path, rivers.name, on_progress=lambda _sent, _total: pytest.fail("something was sent"))
     assert client.upload_dataset(path, rivers.name, new_version=True).version == 2
+
+
+def test_an_interrupt_ends_a_check_that_goes_on_by_itself(
+    client: Client, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted = threading.Event()
+
+    def ingest(*_: object, progress: Callable[[int, int], None], **__: object) -> None:
+        for number in range(1000):
+            progress(number, 1000)
+            time.sleep(0.02)
+        raise AssertionError("nobody cancelled the check")
+
+    def interrupt() -> None:
+        until(client.operations, what="the check")
+        time.sleep(0.5)  # it is no longer waited for by the request
+        interrupted.set()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(dataset, "ingest", ingest)
+    monkeypatch.setattr(calls, "_PATIENCE_S", 0.2)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        client.upload_dataset(files.jsonl(tmp_path / "rivers.jsonl"))
+    thread.join()
+    assert interrupted.is_set()
+    (operation,) = client.operations()
+    assert until(lambda: client.operation(operation.id).state != "running", 10)
+    assert client.operation(operation.id).state == "cancelled"
+    until(lambda: not any((settings.data_dir / "uploads").iterdir()), what="the file to go")
 
 
 def test_a_file_over_the_limit_is_not_sent(client: Client, tmp_path: Path) -> None:

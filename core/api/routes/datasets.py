@@ -6,13 +6,15 @@ import json
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from core.api import schemas, upload
 from core.api.connected import while_connected
 from core.api.depends import ControlDep, Cursor, Limit, Name, NewName, NewVersion
+from core.api.description import answered
 from core.control import datasets, operations
+from core.control.context import new_id
 from core.control.operations import Work
 from core.errors import Invalid
 
@@ -36,7 +38,17 @@ def page(control: ControlDep, limit: Limit = 100, cursor: Cursor = None) -> sche
     return datasets.page(control, limit, cursor)
 
 
-@router.post("", status_code=201, summary="Upload a data set", openapi_extra=upload.OPENAPI)
+@router.post(
+    "",
+    status_code=201,
+    summary="Upload a data set",
+    openapi_extra=upload.OPENAPI,
+    response_model=schemas.Dataset,
+    responses={
+        200: answered(schemas.Dataset, "A version of the name has these rows already"),
+        202: answered(schemas.Operation, "The check goes on; look at its operation"),
+    },
+)
 async def create(
     request: Request,
     response: Response,
@@ -48,21 +60,42 @@ async def create(
         str | None,
         Query(pattern=r"^[A-Za-z0-9_-]{8,64}$", description="an id of the caller's making, to watch or cancel it by"),
     ] = None,
-) -> schemas.Dataset:
+    wait_s: Annotated[
+        float | None, Query(ge=0, le=3600, description="how long to wait for the check, once the file is here")
+    ] = None,
+) -> schemas.Dataset | Response:
     """The file is checked, normalised to Parquet and stored; when any of it cannot be trained on nothing is, and the
     error's `report` says what was found. A taken name is refused before the body is read. Rows that a version of the
-    name has already make no new one: that version is answered, with the status 200. A caller who hangs up ends it."""
+    name has already make no new one: that version is answered, with the status 200. A caller who hangs up ends it.
+
+    A check that takes longer than `wait_s` goes on by itself: the answer is its operation then, with the status 202,
+    and the operation's `result` will be the data set's id."""
     mapping = _columns(columns)
     await run_in_threadpool(datasets.require_name, control, name, new_version)
+    if operation is not None:
+        await run_in_threadpool(operations.require_new, control, operation)
+    elif wait_s is not None:
+        operation = new_id("check")
     async with upload.received(request, control) as file:
         work = Work(control, operation, f"the check of {file.filename}")
+        path = file.kept()
 
         def store() -> tuple[schemas.Dataset, bool]:
-            operations.begin(control, "dataset", file.filename, operation)
-            with operations.ending(control, work):
-                return datasets.store(control, file.path, file.filename, file.sha256, name, mapping, new_version, work)
+            try:
+                operations.begin(control, "dataset", file.filename, operation)
+                with operations.ending(control, work):
+                    made = datasets.store(control, path, file.filename, file.sha256, name, mapping, new_version, work)
+                    work.result = made[0].id
+                    return made
+            finally:
+                path.unlink(missing_ok=True)
 
-        found, is_new = await while_connected(request, work, store)
+        made = await while_connected(request, work, store, wait_s)
+        if made is None:
+            assert operation is not None, "only who gives a time to wait is not waited for"
+            begun = await run_in_threadpool(operations.get, control, operation)
+            return JSONResponse(begun.model_dump(mode="json"), 202, {"Location": f"/api/operations/{operation}"})
+        found, is_new = made
         response.status_code = 201 if is_new else 200
         return found
 

@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
-from starlette.concurrency import run_in_threadpool
 
 from core.api import openai_errors, upload
+from core.api.connected import while_connected
 from core.api.depends import ControlDep, Name
 from core.api.openai_schemas import Deleted, File, Listed
 from core.control import openai_files as files
+from core.control.operations import Work
 from core.errors import Invalid
 
 router = APIRouter(prefix="/v1/files", tags=["OpenAI-compatible"], responses=openai_errors.RESPONSES)
@@ -32,14 +33,24 @@ def page(
 @router.post("", summary="Upload a file", openapi_extra=upload.form("purpose"))
 async def create(request: Request, control: ControlDep) -> File:
     """Checked and stored as a data set of the file's name; a file of that name that is there already gets a new
-    version. JSONL of chats as OpenAI has them, and whatever else data sets can be made of."""
+    version. JSONL of chats as OpenAI has them, and whatever else data sets can be made of. A caller who hangs up
+    ends the check."""
     async with upload.received(request, control) as file:
         unknown = sorted(file.fields.keys() - {"purpose"})
         if unknown:
             raise Invalid("field", f"{unknown[0]} is not a field of an upload here; leave it out", unknown[0])
-        return await run_in_threadpool(
-            files.create, control, file.path, file.filename, file.sha256, file.fields.get("purpose")
-        )
+        work = Work(control, None, f"the check of {file.filename}")
+        purpose, path = file.fields.get("purpose"), file.kept()
+
+        def store() -> File:
+            try:
+                return files.create(control, path, file.filename, file.sha256, purpose, work)
+            finally:
+                path.unlink(missing_ok=True)
+
+        made = await while_connected(request, work, store)
+        assert made is not None, "it is waited for"
+        return made
 
 
 @router.get("/{file_id}", summary="Look at a file")

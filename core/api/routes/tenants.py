@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
-from pydantic import AwareDatetime
 
 from core.api import tenant_schemas as schemas
 from core.api.depends import ControlDep, Cursor, Limit, PrincipalDep
-from core.api.schemas import Page
+from core.api.schemas import Moment, Page
 from core.control import audit, tenants, tokens
 
 
@@ -91,7 +90,7 @@ def page(
     tenant: OfTenant = None,
     outcome: Literal["done", "refused", "failed"] | None = None,
     text: Annotated[str | None, Query(max_length=100, description="looked for in action and ref")] = None,
-    since: Annotated[AwareDatetime | None, Query(description="with a zone, such as 2026-01-31T12:00:00Z")] = None,
+    since: Annotated[Moment | None, Query(description="with a zone, such as 2026-01-31T12:00:00Z")] = None,
 ) -> Page[schemas.AuditEntry]:
     """Newest first, of the last 400 days."""
     return audit.page(control, limit, cursor, user=user, tenant=tenant, outcome=outcome, text=text, since=since)
