@@ -36,9 +36,9 @@ import torch
 from benchmarks import headroom, record
 from benchmarks.live import interval
 from core.memory.arena import Arena, open_arena, pages_of
+from core.memory.rate import GPU_RATE, Rate
 from core.memory.rows import Rows
-from core.memory.swap import Rate, Swappable, paced
-from core.runtime.memory import GPU_RATE
+from core.memory.swap import Swappable, paced
 
 GIB = 2**30
 TURNS, SWAPS = 8, 4

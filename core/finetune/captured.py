@@ -32,6 +32,7 @@ from core.finetune.fused import FusedStep, FusedWeights, LoraState, Shape, Work,
 from core.finetune.streamed import StreamedBase, ready
 from core.intake.packing import MicroBatch
 from core.memory.slot import SlotMemory
+from core.memory.staging import Staging
 from core.memory.swap import Swappable
 from core.policy.types import TaskletKind
 
@@ -96,12 +97,12 @@ class Program(NamedTuple):
 class JobState:
     """A job's LoRA as it is between two tasklets; its methods may wait, and may run in any thread.
 
-    away: what holds masters and moments when they are not on the device, or on their way, so that no tasklet changes
-    them; elsewhere a copy on the device is taken of them at once.
+    staging: the way off the device. away: what holds masters and moments when they are not on the device, or on their
+    way, so that no tasklet changes them; elsewhere a copy on the device is taken of them at once.
     """
 
-    def __init__(self, lora: LoraState, dtype: torch.dtype, away: Swappable | None) -> None:
-        self._lora, self._dtype, self._away = lora, dtype, away
+    def __init__(self, lora: LoraState, dtype: torch.dtype, staging: Staging, away: Swappable | None) -> None:
+        self._lora, self._dtype, self._staging, self._away = lora, dtype, staging, away
         flats = (lora.masters, lora.exp_avg, lora.exp_avg_sq)
         self._flats = [flat.clone() for flat in flats] if away is None else []
         self._step = lora.step.clone()
@@ -112,7 +113,7 @@ class JobState:
         self.copied.synchronize()
         if self._away is not None:
             return self._away.contents(range(count))
-        return [flat.cpu() for flat in self._flats[:count]]
+        return [self._staging.fetch(flat) for flat in self._flats[:count]]
 
     def optimizer(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Masters and moments on the CPU by the names of a checkpoint, cut to the shapes of `like` (the job's LoRA
@@ -166,6 +167,7 @@ class CapturedTrainer:
         self._device = weights.embed.device
         began, free = time.perf_counter(), torch.cuda.mem_get_info(self._device)[0]
         self.memory = memory
+        self._staging = Staging(self._device)
         with torch.inference_mode(False), torch.no_grad():
             self._fused = FusedStep(
                 weights,
@@ -260,16 +262,18 @@ class CapturedTrainer:
         current = torch.cuda.current_stream(self._device)
         for stream in self.streams:
             current.wait_stream(stream)
-        content = state if state is not None else {f"master.{name}": value for name, value in parameters.items()}
+        content = state if state is not None else {f"master.{n}": self._staging.fetch(v) for n, v in parameters.items()}
         with torch.inference_mode(False), torch.no_grad():
-            flats = [lora.masters, lora.exp_avg, lora.exp_avg_sq]
-            if self.memory is not None:  # which may be away, or be moved while this goes on
-                flats = [torch.zeros(flat.shape) for flat in flats]
+            places = [lora.masters, lora.exp_avg, lora.exp_avg_sq]
+            flats = [torch.zeros(place.shape) for place in places]
             for prefix, flat in zip(_KEPT, flats, strict=True):
                 begins = f"{prefix}."
                 lora.load(flat, {k.removeprefix(begins): v for k, v in content.items() if k.startswith(begins)})
-            if self.memory is not None:
+            if self.memory is not None:  # which may be away, or be moved while this goes on
                 self.memory.state.put(flats)
+            else:
+                for place, flat in zip(places, flats, strict=True):
+                    self._staging.store(place, flat)
             lora.step.fill_(next((float(v) for k, v in content.items() if k.startswith("step.")), 0.0))
             self._constants = weight_decay, max_grad_norm, scaling
             if self.memory is None:
@@ -306,7 +310,7 @@ class CapturedTrainer:
             if self._copied is not None:
                 self.streams[partition].wait_event(self._copied)
             kept = self.memory.state if away and self.memory is not None else None
-            state = JobState(self._fused.lora, self._fused.weights.embed.dtype, kept)
+            state = JobState(self._fused.lora, self._fused.weights.embed.dtype, self._staging, kept)
         self._copied = state.copied
         return state
 

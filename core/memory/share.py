@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from core.memory.arena import ArenaFull
-from core.memory.swap import Rate, Scratch, Swappable, paced
+from core.memory.rate import Rate
+from core.memory.swap import Scratch, Swappable, paced
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 
 from core.memory.arena import Arena
+from core.memory.rate import Rate
 from core.memory.share import StaticActivations
-from core.memory.swap import Rate, Scratch, Swappable, paced
+from core.memory.swap import Scratch, Swappable, paced
 
 # As jobs are named among the arena's owners, since whatever job there is lives in it.
 OWNER = "job slot"

@@ -11,11 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from core.memory.arena import Arena, Region, pages_of, view
+from core.memory.rate import Rate
+from core.memory.staging import Staging
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +28,6 @@ ALIGN = 512
 _SPREAD = 8
 
 Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """At most `bytes_s` bytes a second, on average since the swap began; None: as fast as it goes."""
-
-    bytes_s: float | None = None
-
-    def wait_s(self, done: int, elapsed_s: float) -> float:
-        """Seconds to wait before the next window, `done` bytes after `elapsed_s`."""
-        return max(0.0, done / self.bytes_s - elapsed_s) if self.bytes_s else 0.0
 
 
 class Swappable:
@@ -70,6 +60,7 @@ class Swappable:
         # What lies outside, by the window's first page; None: zeros, of which nobody has made any yet.
         self._outside: dict[int, torch.Tensor | None] = {first: None for first, _ in self.windows()}
         self._lock = threading.Lock()
+        self._staging = Staging(self._device)
 
     @property
     def inside(self) -> bool:
@@ -155,7 +146,7 @@ class Swappable:
                 for first, count, begin, end in self._covered(place, size):
                     part = plain[begin - place : end - place]
                     if first not in self._outside:
-                        self._bytes[begin:end].copy_(part)
+                        self._staging.store(self._bytes[begin:end], part)
                         continue
                     host = self._outside[first]
                     if host is None:
@@ -168,7 +159,7 @@ class Swappable:
         made = torch.zeros(size, dtype=torch.uint8)
         for first, _, begin, end in self._covered(place, size):
             if first not in self._outside:
-                made[begin - place : end - place].copy_(self._bytes[begin:end])
+                made[begin - place : end - place].copy_(self._staging.fetch(self._bytes[begin:end]))
             elif (host := self._outside[first]) is not None:
                 made[begin - place : end - place].copy_(host[begin - first * self._page : end - first * self._page])
         return made.view(like.dtype).view(like.shape)

@@ -22,8 +22,9 @@ import torch
 
 from core.errors import Unavailable
 from core.memory.arena import ArenaFull
+from core.memory.rate import Rate
 from core.memory.share import GrowingActivations, Moment
-from core.memory.swap import ALIGN, WINDOW_BYTES, Rate, Scratch, Shapes
+from core.memory.swap import ALIGN, WINDOW_BYTES, Scratch, Shapes
 
 # What the rate gives for so long may be copied at once: nobody asks for more between two decode steps.
 _BURST_S = 0.02

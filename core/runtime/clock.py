@@ -17,7 +17,8 @@ class _Request:
 @dataclass(slots=True)
 class Latencies:
     """What ended since it was last taken; ms. itl, stalls: (gap, requests that saw it), told apart by whether a prefill
-    ran inside the gap. ttft, tpot: one value a request. by_tenant: those of `itl` that a tenant's requests saw."""
+    was launched or ran inside the gap. ttft, tpot: one value a request. by_tenant: those of `itl` that a tenant's
+    requests saw."""
 
     itl: list[tuple[float, int]] = field(default_factory=list)
     stalls: list[tuple[float, int]] = field(default_factory=list)
@@ -33,6 +34,11 @@ class StepClock:
         self._requests: dict[str, _Request] = {}
         self._prefills = 0
         self._taken = Latencies()
+
+    def prefill_begins(self) -> None:
+        """A prefill step is about to be launched. With an overlap scheduler the decode step before it still runs, and
+        its tokens wait while thousands of kernels are launched one by one: that gap has the prefill in it too."""
+        self._prefills += 1
 
     def prefill(self, now: float, first_tokens: Iterable[tuple[str, float]]) -> None:
         """A prefill step ended; `first_tokens` are (request, when it came in) of those that got their first token."""

@@ -14,8 +14,9 @@ from core.memory.broker import Decision, FinetuneView, KvView, Ledger, Marks, de
 from core.memory.forecast import Arrivals
 from core.memory.job_heap import JobHeap
 from core.memory.metered import MeteredActivations, beyond
+from core.memory.rate import GPU_RATE, Rate
 from core.memory.share import GrowingActivations, JobShare, Moment
-from core.memory.swap import Rate, Scratch, Swappable
+from core.memory.swap import Scratch, Swappable
 from core.memory.window import WindowedActivations
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 # Decisions are for pages, which come and go in milliseconds: not every step needs one.
 _EVERY_S = 0.02
 KV_OWNER = "kv cache"
-# About a fifth of what the link of a PCIe 5 card moves by its specification: the rest is decode's.
-GPU_RATE = Rate(12.0 * 2**30)
 
 Code = Literal["memory_granted", "memory_reclaimed", "kv_grows", "kv_shrinks"]
 _WORDS: dict[Code, str] = {

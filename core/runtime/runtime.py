@@ -168,6 +168,11 @@ class Runtime:
         if self._profiler is not None:
             self._profiler.other_batch()
 
+    def prefill_begins(self) -> None:
+        """A prefill is about to be launched."""
+        self._clock.prefill_begins()
+        self.step_begins()
+
     def decode_begins(self, load: Load) -> None:
         """A decode batch, `load.running`, is about to be launched on a device that works through a queue: plan for it
         and select its graphs."""

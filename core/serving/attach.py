@@ -24,8 +24,8 @@ from core.intake import tokenizer as intake_tokenizer
 from core.intake.chat import Encoded
 from core.link.messages import Hello, StartJob
 from core.link.transport import EngineEnd
+from core.memory.rate import Rate
 from core.memory.slot import TorchMemory
-from core.memory.swap import Rate
 from core.runtime.memory import Broker
 from core.runtime.runtime import Load, Prepared, Runtime
 from core.serving import activation, exchange
@@ -116,7 +116,9 @@ class Attachment:
 
     def step_begins(self, batch: Any) -> None:
         """A batch is about to be launched."""
-        if self._queue is not None and batch.forward_mode.is_decode():
+        if batch.forward_mode.is_extend():
+            self.runtime.prefill_begins()
+        elif self._queue is not None and batch.forward_mode.is_decode():
             self.runtime.decode_begins(self._load(batch.reqs))
         else:
             self.runtime.step_begins()

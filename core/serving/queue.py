@@ -19,12 +19,12 @@ from core.finetune.fused import FusedWeights
 from core.finetune.random_work import RandomWork
 from core.finetune.streamed import StreamedBase
 from core.memory.arena import ArenaError
+from core.memory.rate import GPU_RATE
 from core.memory.slot import SlotMemory
 from core.partition import green
 from core.policy.types import Layout, TaskletKind
 from core.predictor.profile import Machine, MicroBatch
 from core.runtime.executor import Executor
-from core.runtime.memory import GPU_RATE
 from core.runtime.profiles import PROFILES, ProfileStore, Profiling
 from core.runtime.profiling import Profiler
 from core.runtime.runtime import Queued

@@ -9,8 +9,8 @@ from benchmarks import memory
 from benchmarks.live import told
 from core.link.messages import PlanView, Telemetry
 from core.memory.arena import CPU_PAGE_BYTES, Arena, open_arena
+from core.memory.rate import Rate
 from core.memory.rows import Rows
-from core.memory.swap import Rate
 
 TINY = memory.Sizes(
     layers=2, heads=2, head_dim=64, tokens=4096, weights=2**20, batch=1, context=1024, swapped=2**22, job=2**22

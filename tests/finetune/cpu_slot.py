@@ -23,6 +23,7 @@ from core.link.messages import JobSpec
 from core.memory.arena import Arena
 from core.memory.share import JobShare
 from core.memory.slot import SlotMemory
+from core.memory.staging import Staging
 from tests.finetune import small
 
 TOKENS, RANK = 32, 4
@@ -126,6 +127,7 @@ class CpuSlot(CapturedTrainer):
         self._fused = FusedStep(fused, rank=RANK, micro_batch_tokens=TOKENS, recompute=recompute, place=self.memory)
         self._graphs = [{work: _Graph(self._fused, work) for work in self._fused.every_work()}]  # type: ignore[misc]
         self._device = torch.device("cpu")
+        self._staging = Staging(self._device)
         self.streams, self._on = (Stream(),), [nullcontext()]  # type: ignore[assignment,list-item]
         self._constants, self._program, self._copied = (0.0, 0.0, 0.0), None, None
         self._pending = deque()

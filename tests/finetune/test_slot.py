@@ -14,9 +14,9 @@ from core.finetune.fused import FusedStep, Work, pack_inputs
 from core.finetune.trainer import Trainer
 from core.memory import _arena
 from core.memory.arena import Arena
+from core.memory.rate import Rate
 from core.memory.share import JobShare
 from core.memory.slot import SlotMemory
-from core.memory.swap import Rate
 from tests.finetune import small
 from tests.finetune.cpu_slot import CpuSlot, no_room, on_a_cpu, weights
 

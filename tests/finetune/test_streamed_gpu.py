@@ -19,8 +19,8 @@ from core.finetune.streamed import StreamedBase
 from core.finetune.trainer import Trainer
 from core.intake.packing import MicroBatch
 from core.memory.arena import open_arena
+from core.memory.rate import Rate
 from core.memory.slot import SlotMemory, TorchMemory
-from core.memory.swap import Rate
 from tests.finetune import small
 from tests.finetune.test_captured import RANK, RATE, TOKENS, batches, parameters
 

@@ -7,8 +7,10 @@ import torch
 
 from core.memory.arena import OutOfMemory, open_arena, page_bytes, view
 from core.memory.job_heap import JobHeap
+from core.memory.rate import Rate
 from core.memory.rows import Rows
-from core.memory.swap import Rate, Swappable, paced
+from core.memory.staging import PIECE_BYTES, Staging
+from core.memory.swap import Swappable, paced
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -33,6 +35,21 @@ def test_pages_are_larger_where_there_is_much_memory_and_whole_ones_of_the_drive
     assert page_bytes(GPU) in (2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
     assert open_arena(GPU, 64 * MIB).page_bytes == page_bytes(GPU)
     assert open_arena(GPU, 64 * MIB, 3 * MIB).page_bytes == 4 * MIB
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, 5 * PIECE_BYTES + 12])
+def test_staged_copies_bring_every_byte_behind_what_the_stream_has_queued(size: int) -> None:
+    staging, stream = Staging(GPU, Rate()), torch.cuda.Stream()
+    content = torch.randint(256, (size,), dtype=torch.uint8)
+    there = torch.zeros(size, dtype=torch.uint8, device=GPU)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # about 10 ms, in which what is copied is not there yet
+        there.fill_(7)
+        assert torch.equal(staging.fetch(there), torch.full((size,), 7, dtype=torch.uint8))
+        torch.cuda._sleep(20_000_000)
+        there.fill_(8)
+        staging.store(there, content)
+    assert torch.equal(there.cpu(), content)
 
 
 def test_a_captured_graph_runs_on_after_its_memory_was_away() -> None:

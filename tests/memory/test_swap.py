@@ -8,7 +8,8 @@ import torch
 
 from core.memory import _arena
 from core.memory.arena import Arena, ArenaError, ArenaFull
-from core.memory.swap import Rate, Scratch, Swappable, paced
+from core.memory.rate import Rate
+from core.memory.swap import Scratch, Swappable, paced
 
 PAGE = 4096
 

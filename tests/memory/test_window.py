@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from core.memory import _arena
-from core.memory.swap import WINDOW_BYTES, Rate, Scratch
+from core.memory.rate import Rate
+from core.memory.swap import WINDOW_BYTES, Scratch
 from core.memory.window import Block, HostWeights, LayerWindow
 
 PAGE = 4096

@@ -33,6 +33,19 @@ def test_a_gap_with_a_prefill_in_it_is_a_stall() -> None:
     assert taken.itl == [(pytest.approx(50.0), 1)]
 
 
+def test_a_step_whose_result_waits_for_a_prefills_launch_is_a_stall_too() -> None:
+    clock = StepClock()
+    clock.prefill(0.0, [("a", 0.0)])
+    clock.prefill_begins()  # launched behind the decode step that still runs
+    clock.decode(0.05, [("a", False)])
+    clock.prefill(0.1, [("b", 0.0)])
+    clock.decode(0.11, [("a", False), ("b", False)])
+    clock.decode(0.12, [("a", False), ("b", False)])
+    taken = clock.take()
+    assert taken.stalls == [(pytest.approx(50.0), 1), (pytest.approx(60.0), 1)]
+    assert taken.itl == [(pytest.approx(10.0), 1), (pytest.approx(10.0), 2)]
+
+
 def test_tpot_is_the_mean_gap_of_a_whole_request() -> None:
     clock = StepClock()
     clock.prefill(0.0, [("a", 0.0)])
