@@ -12,8 +12,9 @@ turns are drawn again. by_page: growing and shrinking with pages of other sizes,
 engine with a job at a burst of requests, the slowest of its reclaims, from when the first request waited for memory
 until the job's was free; raw_reclaim_ms: of the arena alone, until 7 GiB of a job are given up and 64k tokens mapped.
 swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the rate that the engine swaps with, and the
-share of decode steps meanwhile beyond twice the undisturbed median. headroom:
-`benchmarks.headroom`, on a card of 40 GiB.
+share of decode steps meanwhile beyond twice the undisturbed median. to_host: decode while tensors are copied to
+ordinary host memory, as a checkpoint's are, by torch and by `core.memory.staging`. headroom: `benchmarks.headroom`, on
+a card of 40 GiB.
 
 The arena's figures and each engine's are written to results/memory.json as soon as they are through. Without a GPU
 everything runs in a small form, to try the program: its figures say nothing, and go to results/memory_cpu.json.
@@ -38,6 +39,7 @@ from benchmarks.live import interval
 from core.memory.arena import Arena, open_arena, pages_of
 from core.memory.rate import GPU_RATE, Rate
 from core.memory.rows import Rows
+from core.memory.staging import Staging
 from core.memory.swap import Swappable, paced
 
 GIB = 2**30
@@ -95,15 +97,15 @@ class Step:
             self._out += column.sum(dtype=torch.float32)
 
     def times(self, go_on: Callable[[], bool]) -> np.ndarray:
-        """ms of each step while `go_on()`. On a GPU between the ends of two steps, with the next one queued by then, as
-        SGLang's overlap scheduler does it: what this thread waits for its turn does not count."""
+        """ms of each step while `go_on()`, of one at least. On a GPU between the ends of two steps, with the next one
+        queued by then, as SGLang's overlap scheduler does it: what this thread waits for its turn does not count."""
         taken = []
         if self._graph is None:
-            while go_on():
+            while not taken or go_on():
                 taken.append(timed(self._run))
             return np.array(taken)
         last, this = self._launch(), self._launch()
-        while go_on():
+        while not taken or go_on():
             following = self._launch()
             this.synchronize()
             taken.append(last.elapsed_time(this))
@@ -224,6 +226,27 @@ def swap(arena: Arena, step: Step, size: int, rate: Rate, target_ms: float) -> d
     }  # fmt: skip
 
 
+def to_host(step: Step, size: int, device: torch.device, target_ms: float) -> dict[str, dict[str, float]]:
+    """Decode beside copies of so many bytes, by each way that there is."""
+    source, staging = torch.ones(size, dtype=torch.uint8, device=device), Staging(device)
+    found = {}
+    for name, copy in (("torch", torch.Tensor.cpu), ("staging", staging.fetch)):
+        seconds: list[float] = []
+
+        def work(copy: Callable[[torch.Tensor], torch.Tensor] = copy, seconds: list[float] = seconds) -> None:
+            stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+            for _ in range(SWAPS):
+                with torch.cuda.stream(stream):
+                    seconds.append(timed(lambda: copy(source)) / 1e3)
+
+        taken = beside(step, work)
+        found[name] = {
+            "gib_s": size / GIB / median(seconds), "decode_p50_ms": float(np.quantile(taken, 0.5)),
+            "decode_most_ms": float(taken.max()), "missed": float((taken > target_ms).mean()), "steps": len(taken),
+        }  # fmt: skip
+    return found
+
+
 def of_pages(sizes: Sizes, device: torch.device, page: int) -> dict[str, Any]:
     """What growing and shrinking take with pages of another size, no decode beside them."""
     columns = [sizes.token_bytes] * (2 * sizes.layers)
@@ -258,6 +281,7 @@ def measure(sizes: Sizes, device: torch.device, seconds: float) -> dict[str, Any
         "page_mib": arena.page_bytes / 2**20, "by_page": by_page, "raw_reclaim_ms": raw,
         "swap_gib_s": min(full["out_gib_s"], full["back_gib_s"]), "swap": full,
         "swap_paced": swap(arena, step, sizes.swapped, GPU_RATE, target),
+        "to_host": to_host(step, sizes.swapped // 12, device, target),
     }  # fmt: skip
 
 

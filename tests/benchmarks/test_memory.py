@@ -38,6 +38,7 @@ def test_every_figure_is_there_and_speeds_are_of_what_moved() -> None:
         assert found[name] > 0, name
     low, high = found["decode_p50_ratio_interval"]
     assert 0 < low <= high
+    assert set(found["to_host"]) == {"torch", "staging"}
     assert found["swap_gib_s"] == min(found["swap"]["out_gib_s"], found["swap"]["back_gib_s"])
 
 
