@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from core.api import methods
 from core.api.description import answered
@@ -39,6 +40,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 _SHOWN = 3
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
 def answer(
@@ -73,7 +75,7 @@ def install(app: FastAPI) -> None:
             return answer(404, "route_not_found", f"there is nothing at {what}; /api/docs lists what there is")
         if error.status_code == 405:
             message = f"{what} does not exist; /api/docs lists what there is"
-            return answer(405, "method_not_allowed", message, headers=error.headers)
+            return answer(405, "method_not_allowed", message, headers={"Allow": _methods(request)})
         if error.status_code == 413:
             return answer(413, "body_too_large", f"{what}: {error.detail}", "body")
         return answer(error.status_code, "http_error", f"{what}: {error.detail}")
@@ -102,6 +104,16 @@ def install(app: FastAPI) -> None:
     async def _fault(request: Request, error: Exception) -> JSONResponse:
         what = f"{request.method} {request.url.path}"
         return answer(500, "internal", f"{what} met a fault ({type(error).__name__}); the API's log has the details")
+
+
+def _methods(request: Request) -> str:
+    """What there is at the path of a request; a route of FastAPI's knows its own method only."""
+
+    def is_there(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return ", ".join(filter(is_there, _METHODS))
 
 
 def store_unavailable(error: Exception) -> JSONResponse:

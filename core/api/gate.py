@@ -105,6 +105,8 @@ class Gate:
         except OUTAGE as outage:
             await store_unavailable(outage)(scope, receive, send)
             return
+        # What is open to all changes nothing, whatever the method.
+        changes = changes and principal is not NOBODY
         try:
             _authorise(principal, path, changes)
         except Forbidden as error:

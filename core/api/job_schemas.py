@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import AnyHttpUrl, BaseModel, Field, StrictBool
+from pydantic import AnyHttpUrl, BaseModel, Field
 
 from core.api.schemas import NAME, Body, Job, JobCreate, JobMetric
 
@@ -125,11 +125,9 @@ class ScheduleCreate(Body):
     cron: str = Field(max_length=120, description="minute hour day month weekday, such as `0 2 * * *`")
     timezone: str = Field("UTC", max_length=64)
     job: JobCreate
-    continued: StrictBool = Field(
-        False, description="start each run from the adapter's newest version, once there is one"
-    )
-    only_new_data: StrictBool = Field(False, description="leave a run out when the data set has no newer version")
-    enabled: StrictBool = True
+    continued: bool = Field(False, description="start each run from the adapter's newest version, once there is one")
+    only_new_data: bool = Field(False, description="leave a run out when the data set has no newer version")
+    enabled: bool = True
 
 
 class SchedulePatch(Body):
@@ -137,9 +135,9 @@ class SchedulePatch(Body):
     cron: str | None = Field(None, max_length=120)
     timezone: str | None = Field(None, max_length=64)
     job: JobCreate | None = None
-    continued: StrictBool | None = None
-    only_new_data: StrictBool | None = None
-    enabled: StrictBool | None = None
+    continued: bool | None = None
+    only_new_data: bool | None = None
+    enabled: bool | None = None
 
 
 class Schedule(BaseModel):
@@ -179,7 +177,7 @@ class WebhookCreate(Body):
 
 class WebhookPatch(Body):
     events: list[WebhookEvent] | None = Field(None, max_length=16)
-    enabled: StrictBool | None = None
+    enabled: bool | None = None
 
 
 class Webhook(BaseModel):

@@ -8,7 +8,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from core.api import methods
 
@@ -24,18 +25,21 @@ JobState = Literal[
 
 def _no_number(value: Any) -> Any:
     """pydantic would take numbers for Unix times, which the description does not promise."""
-    if isinstance(value, bool | int | float) or (isinstance(value, str) and value.strip().lstrip("+-.").isdecimal()):
-        raise ValueError("write a time as ISO 8601 has it, with a zone, such as 2026-01-31T12:00:00Z")
-    return value
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return value
+    raise PydanticCustomError("moment", "write a time as ISO 8601 has it, such as 2026-01-31T12:00:00Z")
 
 
-Moment = Annotated[AwareDatetime, BeforeValidator(_no_number)]
+Moment = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_no_number)]
 
 
 class Body(BaseModel):
-    """Requests refuse unknown fields, so that a misspelt one is not silently ignored."""
+    """Requests refuse unknown fields, so that a misspelt one is not silently ignored, and values of another type than
+    the description names, such as 1 for true."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ErrorDetail(BaseModel):
@@ -186,7 +190,7 @@ class LoraBody(Body):
     target_modules: list[str] = Field(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], min_length=1
     )
-    use_rslora: StrictBool = False
+    use_rslora: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -232,16 +236,14 @@ class JobCreate(Body):
     patience: int = Field(
         0, ge=0, le=1000, description="end after so many evaluations in a row without improvement; 0: never"
     )
-    keep_best: StrictBool = Field(
-        False, description="store the adapter of the lowest evaluation loss, not of the last step"
-    )
+    keep_best: bool = Field(False, description="store the adapter of the lowest evaluation loss, not of the last step")
     sample_prompts: list[Prompt] = Field(
         [], max_length=8, description="answered by the adapter at each evaluation, to look at while it trains"
     )
     sample_tokens: int = Field(64, ge=1, le=1024, description="most tokens of such an answer")
     priority: int = Field(0, ge=-100, le=100)
     deadline: Moment | None = Field(None, description="warn when the job will not have ended by then")
-    deploy: StrictBool = Field(True, description="load the finished adapter into the engine")
+    deploy: bool = Field(True, description="load the finished adapter into the engine")
 
 
 class Job(BaseModel):
@@ -276,7 +278,7 @@ class Job(BaseModel):
 
 
 class JobStop(Body):
-    save: StrictBool = False
+    save: bool = False
 
 
 class JobPatch(Body):
@@ -626,7 +628,7 @@ class AlertRuleBody(Body):
     window_s: float = Field(60.0, ge=5, le=600)
     for_s: float = Field(60.0, ge=0, le=86_400)
     severity: Literal["info", "warning", "critical"] = "warning"
-    enabled: StrictBool = True
+    enabled: bool = True
 
 
 class AlertRule(AlertRuleBody):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, StrictBool
+from pydantic import BaseModel, Field
 
 from core.api.schemas import NAME, Body
 
@@ -36,7 +36,7 @@ class TenantCreate(Body):
 
 
 class TenantPatch(Body):
-    suspended: StrictBool
+    suspended: bool
 
 
 class User(BaseModel):
@@ -58,7 +58,7 @@ class UserPatch(Body):
     """What is left out stays as it is."""
 
     role: Role | None = None
-    disabled: StrictBool | None = None
+    disabled: bool | None = None
 
 
 class Token(BaseModel):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import httpx
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from core.api import schemas
 from core.api import tenant_schemas as tenancy
@@ -24,6 +24,7 @@ from core.errors import Conflict, HarliError, Invalid, TooLarge
 
 T = TypeVar("T")
 M = TypeVar("M")
+B = TypeVar("B", bound=BaseModel)
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 # Proxies give up on an answer that does not begin within a minute, and a large file's check takes longer.
 _PATIENCE_S = 20
@@ -494,10 +495,11 @@ def _require_free(check: schemas.NameCheck) -> None:
         raise Conflict("name_taken", check.reason or f"the name {check.name} is taken; give another", "name")
 
 
-def build(model: type[T], fields: dict[str, Any]) -> T:
-    """A request body; a fault in it is raised as the Invalid that the API would answer with."""
+def build(model: type[B], fields: dict[str, Any]) -> B:
+    """A request body; a fault in it is raised as the Invalid that the API would answer with. What Python has beside
+    JSON's types, such as tuples, is taken."""
     try:
-        return model(**fields)
+        return model.model_validate(fields, strict=False)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in fault["loc"]) or model.__name__

@@ -115,10 +115,13 @@ def require_name_in(session: Session, name: str, new_version: bool) -> None:
         raise Conflict("name_taken", reason, "name")
 
 
-def upload(control: Control, source: Path, name: str, new_version: bool) -> schemas.Adapter:
-    """Check an uploaded adapter (folder, zip or tar) and store it as the name's next version."""
+def upload(
+    control: Control, source: Path, name: str, new_version: bool, filename: str | None = None
+) -> schemas.Adapter:
+    """Check an uploaded adapter (folder, zip or tar) and store it as the name's next version. `filename`: under which
+    it came."""
     limit = control.settings.max_upload_mib * 2**20
-    with unpacked(control, source, max_bytes=limit) as (folder, info):
+    with unpacked(control, source, max_bytes=limit, title=filename) as (folder, info):
         check(control, info, folder)
         with control.store.write() as session:
             require_name_in(session, name, new_version)
@@ -173,12 +176,14 @@ def store(
 
 
 @contextlib.contextmanager
-def unpacked(control: Control, source: Path, *, max_bytes: int) -> Iterator[tuple[Path, intake.AdapterInfo]]:
+def unpacked(
+    control: Control, source: Path, *, max_bytes: int, title: str | None = None
+) -> Iterator[tuple[Path, intake.AdapterInfo]]:
     """The peft files of a folder or archive, checked, in a folder on the same disk as its later place (so that it can
     be moved there at once); gone after the block unless it was moved."""
     folder = control.uploads / new_id("adapter")
     try:
-        yield folder, intake.unpack(source, folder, max_bytes=max_bytes)
+        yield folder, intake.unpack(source, folder, max_bytes=max_bytes, title=title)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

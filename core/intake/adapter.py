@@ -65,8 +65,9 @@ class AdapterInfo:
     use_rslora: bool
 
 
-def unpack(source: Path, destination: Path, *, max_bytes: int) -> AdapterInfo:
+def unpack(source: Path, destination: Path, *, max_bytes: int, title: str | None = None) -> AdapterInfo:
     """Take a folder, a zip or a tar (plain or gzip) in as an adapter folder at `destination`, which must not exist.
+    Errors call it `title` (None: the source's name).
 
     Only the configuration and the weights are kept. Raises Invalid, and leaves nothing behind, for members that would
     leave the folder or are links (the whole archive is refused), contents over `max_bytes`, pickled weights, and
@@ -77,8 +78,9 @@ def unpack(source: Path, destination: Path, *, max_bytes: int) -> AdapterInfo:
     part = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.part")
     part.mkdir(parents=True)
     try:
-        with archive.opened(source, max_bytes=max_bytes) as members:
-            config, weights = _locate(list(members.sizes), source.name)
+        title = title or source.name
+        with archive.opened(source, max_bytes=max_bytes, title=title) as members:
+            config, weights = _locate(list(members.sizes), title)
             members.extract({config: part / CONFIG, weights: part / WEIGHTS})
         info = normalise(part)
         os.replace(part, destination)

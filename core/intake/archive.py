@@ -40,8 +40,8 @@ class Members:
 
 
 @contextmanager
-def opened(source: Path, *, max_bytes: int) -> Iterator[Members]:
-    """The members of a folder, a zip, a tar or a gzipped tar, told by content.
+def opened(source: Path, *, max_bytes: int, title: str) -> Iterator[Members]:
+    """The members of a folder, a zip, a tar or a gzipped tar, told by content. `title` is what errors call it.
 
     Raises NotFound when there is none; Invalid for absolute paths, paths with ``..``, links and devices, for more than
     `max_bytes` of contents or 10,000 members, and for damaged archives.
@@ -53,13 +53,13 @@ def opened(source: Path, *, max_bytes: int) -> Iterator[Members]:
             yield _folder(source, max_bytes)
         elif zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as file:
-                yield _zip(file, source.name, max_bytes)
+                yield _zip(file, title, max_bytes)
         else:
-            yield _tar(source, max_bytes)
+            yield _tar(source, title, max_bytes)
     except _DAMAGED as error:
         raise Invalid(
             "archive_damaged",
-            f"{source.name} cannot be read ({error}). Upload a zip, a tar or a tar.gz, packed without a password.",
+            f"{title} cannot be read ({error}). Upload a zip, a tar or a tar.gz, packed without a password.",
             "file",
         ) from error
 
@@ -142,29 +142,29 @@ def _zip(file: zipfile.ZipFile, source: str, max_bytes: int) -> Members:
     return Members(_check(entries(), source, max_bytes), extract)
 
 
-def _tar(source: Path, max_bytes: int) -> Members:
+def _tar(source: Path, title: str, max_bytes: int) -> Members:
     def entries() -> Iterator[tuple[str, int, str]]:
-        for member, _ in _tar_members(source, max_bytes):
+        for member, _ in _tar_members(source, title, max_bytes):
             kind = "folder" if member.isdir() else "file" if member.isreg() and not member.issparse() else "device"
             yield member.name, member.size, "link" if member.issym() or member.islnk() else kind
 
     def extract(wanted: Mapping[str, Path]) -> None:
-        for member, tar in _tar_members(source, max_bytes):
+        for member, tar in _tar_members(source, title, max_bytes):
             path = wanted.get(member.name.replace("\\", "/").removeprefix("./"))
             content = tar.extractfile(member) if path is not None else None
             if path is not None and content is not None:
                 _write(content, path)
 
-    return Members(_check(entries(), source.name, max_bytes), extract)
+    return Members(_check(entries(), title, max_bytes), extract)
 
 
-def _tar_members(source: Path, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
+def _tar_members(source: Path, title: str, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     with source.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         content: Any = gzip.GzipFile(fileobj=raw) if packed else raw
         # Headers and padding take up to 1.5 KiB a member; a header itself can claim any size.
-        limited = _Limited(content, max_bytes + MAX_MEMBERS * 1536 + (1 << 20), source.name)
+        limited = _Limited(content, max_bytes + MAX_MEMBERS * 1536 + (1 << 20), title)
         with tarfile.open(fileobj=limited, mode="r|") as tar:
             for member in tar:
                 yield member, tar

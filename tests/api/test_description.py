@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,10 +20,12 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
+    allow_header_conformance,
     content_type_conformance,
     response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
+    unsupported_method,
 )
 
 from core.config import Settings
@@ -30,6 +33,7 @@ from tests.api.serving import headers, plain, served
 
 # More by hand: HARLI_EXAMPLES=200.
 EXAMPLES = int(os.environ.get("HARLI_EXAMPLES", "1"))
+EDGES = 2 * EXAMPLES
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -47,17 +51,23 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
         yield chosen
 
 
-@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-def test_nothing_that_it_describes_makes_a_fault(described: Settings, mode: GenerationMode) -> None:
-    with plain(described) as http:
-        schema = schemathesis.openapi.from_dict(http.get("/api/openapi.json", timeout=60).json())
-    schema.config.update(base_url=described.api_url)
+def admission(described: Settings) -> Callable[[Any], Any]:
+    """What is asked wrongly is asked by someone who is known."""
     shown = headers(described)
 
     def admitted(request: Any) -> Any:
         request.headers.update(shown)
         return request
 
+    return admitted
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_nothing_that_it_describes_makes_a_fault(described: Settings, mode: GenerationMode) -> None:
+    with plain(described) as http:
+        schema = schemathesis.openapi.from_dict(http.get("/api/openapi.json", timeout=60).json())
+    schema.config.update(base_url=described.api_url)
+    admitted = admission(described)
     faults: list[str] = []
     answers: Counter[int] = Counter()
     tried = 0
@@ -69,7 +79,6 @@ def test_nothing_that_it_describes_makes_a_fault(described: Settings, mode: Gene
         @limits(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy(generation_mode=mode))
         def run(case: schemathesis.Case) -> None:
-            # What is asked wrongly is asked by someone who is known.
             response = case.call(auth=admitted)
             answers[response.status_code] += 1
             # The engine is not there.
@@ -88,6 +97,39 @@ def test_nothing_that_it_describes_makes_a_fault(described: Settings, mode: Gene
     assert answers[401] == 0, f"all are let in: {answers}"
 
 
+def test_values_at_the_edges_of_each_description_make_no_fault(described: Settings) -> None:
+    """Every parameter and field at, and just beyond, what its description permits, and methods that are not there; of
+    these cases each run tries some of every route."""
+    with plain(described) as http:
+        schema = schemathesis.openapi.from_dict(http.get("/api/openapi.json", timeout=60).json())
+    schema.config.update(base_url=described.api_url)
+    admitted = admission(described)
+    faults: list[str] = []
+    answers: Counter[int] = Counter()
+    tried: Counter[str] = Counter()
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if operation.path in LONG or operation.label == "DELETE /api/tokens/{token_id}":
+            continue
+        modes = list(GenerationMode)
+        cases = list(
+            schema.iter_coverage_cases(operation, generation_modes=modes, generation_config=schema.config.generation)
+        )
+        for case in random.sample(cases, min(EDGES, len(cases))):
+            response = case.call(auth=admitted)
+            answers[response.status_code] += 1
+            tried[operation.label] += 1
+            try:
+                if response.status_code != 503 or b"engine" not in response.content:
+                    case.validate_response(response, checks=[*CHECKS, unsupported_method, allow_header_conformance])
+            except (AssertionError, BaseExceptionGroup) as error:
+                faults.append(f"{operation.label}: {_told(error)}")
+    assert not faults, "\n\n".join(faults)
+    assert len(tried) > 100
+    assert {200, 404, 405, 422} <= answers.keys()
+    assert answers[401] == 0, f"all are let in: {answers}"
+
+
 def test_others_are_answered_while_it_is_built_and_it_is_built_once(
     settings: Settings, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +139,7 @@ def test_others_are_answered_while_it_is_built_and_it_is_built_once(
         built.append(app)
         begun.set()
         go_on.wait(20)
-        return {"openapi": "3.1.0", "components": {"schemas": {}}}
+        return {"openapi": "3.1.0", "paths": {}, "components": {"schemas": {}}}
 
     monkeypatch.setattr(FastAPI, "openapi", slow)
     url = f"{settings.api_url}/api/openapi.json"

@@ -77,6 +77,33 @@ def test_many_faults_are_counted_and_long_values_cut() -> None:
     assert len(message) < 600
 
 
+@pytest.mark.parametrize(
+    ("model", "body", "param"),
+    [
+        (schemas.JobCreate, JOB | {"deploy": 1}, "deploy"),
+        (schemas.JobCreate, JOB | {"priority": "3"}, "priority"),
+        (schemas.JobCreate, JOB | {"lora": {"use_rslora": "yes"}}, "lora.use_rslora"),
+        (schemas.JobCreate, JOB | {"deadline": 1800000000}, "deadline"),
+        (schemas.JobCreate, JOB | {"deadline": "1800000000"}, "deadline"),
+        (schemas.JobStop, {"save": "on"}, "save"),
+        (schemas.TargetsUpdate, {"version": True, "targets": []}, "version"),
+    ],
+)
+def test_a_value_of_another_type_than_is_described_is_refused(model: Any, body: dict[str, Any], param: str) -> None:
+    assert explained(model, body)[0] == param
+
+
+def test_what_is_there_is_said_where_a_method_is_not(http: httpx.Client) -> None:
+    for path, methods in {
+        "/api/jobs": "GET, POST",
+        "/api/jobs/job-1": "DELETE, GET, PATCH",
+        "/api/health": "GET",
+        "/v1/files": "GET, POST",
+    }.items():
+        response = http.request("TRACE", path)
+        assert (response.status_code, response.headers["allow"]) == (405, methods), path
+
+
 def error(response: httpx.Response, status: int) -> schemas.ErrorDetail:
     assert response.status_code == status, response.text
     return schemas.ErrorBody.model_validate_json(response.content).error

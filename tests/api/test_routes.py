@@ -114,6 +114,12 @@ def test_an_adapter_that_cannot_be_served_is_refused_with_the_reason(
     assert list((settings.data_dir / "uploads").iterdir()) == []
 
 
+def test_a_broken_archive_is_called_by_the_name_under_which_it_came(http: httpx.Client) -> None:
+    response = http.post("/api/adapters", params={"name": "odd"}, files={"file": ("captain v2.zip", b"PK, or not")})
+    assert response.status_code == 422
+    assert response.json()["error"]["message"].startswith("captain v2.zip cannot be read")
+
+
 def test_an_archive_that_reaches_outside_is_refused_whole(http: httpx.Client, settings: Settings) -> None:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:

@@ -9,6 +9,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -210,6 +211,13 @@ def test_a_job_is_submitted_by_fields_or_body_and_one_press_is_one_job(client: C
     assert job.spec.lora.rank == 4
     assert client.jobs().items == [client.job(job.id)]
     assert client.jobs(state="running").items == []
+
+
+def test_pythons_own_types_are_taken_for_those_of_json(client: Client, rivers: schemas.Dataset) -> None:
+    due = datetime.now(UTC) + timedelta(days=1)
+    job = client.submit_job(dataset=rivers.name, adapter_name="sailor", sample_prompts=("Where?", "Why?"), deadline=due)
+    assert job.spec.sample_prompts == ["Where?", "Why?"]
+    assert job.spec.deadline == due
 
 
 def test_pages_follow_each_other(client: Client, rivers: schemas.Dataset) -> None:

@@ -25,7 +25,7 @@ ITL = {"kind": "itl", "ms": 45.0, "quantile": 0.99}
 
 
 def update(version: int, *values: dict[str, object]) -> schemas.TargetsUpdate:
-    return schemas.TargetsUpdate.model_validate({"version": version, "targets": values})
+    return schemas.TargetsUpdate.model_validate({"version": version, "targets": list(values)})
 
 
 def view(control: Control) -> schemas.Targets:

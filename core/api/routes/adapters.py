@@ -41,7 +41,7 @@ async def create(
     refused before the body is read."""
     await run_in_threadpool(adapters.require_name, control, name, new_version)
     async with upload.received(request, control) as file:
-        return await run_in_threadpool(adapters.upload, control, file.path, name, new_version)
+        return await run_in_threadpool(adapters.upload, control, file.path, name, new_version, file.filename)
 
 
 @router.get("/{name}", summary="Look at an adapter")
