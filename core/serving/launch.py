@@ -41,9 +41,9 @@ _PROFILE_S = 45.0  # no batch begins later, so that all of it takes less than a 
 def serve(settings: Settings, model_path: Path, say: Callable[[str], None] = print) -> None:
     """Serve `model_path` until SIGTERM. Raises `Unavailable`/`Invalid` before anything starts when that cannot work."""
     require_sglang()
-    device = resolve_device(settings.engine.device)
+    device = device_and_threads(settings.engine)
     os.environ[ENGINE_ID] = f"engine-{uuid.uuid4().hex[:8]}"
-    _environment(device, settings.engine)
+    _environment(device)
     # Behind the environment: both read it while they are imported.
     from core.serving import processes  # isort: split
     from sglang.srt.entrypoints.http_server import launch_server
@@ -54,6 +54,19 @@ def serve(settings: Settings, model_path: Path, say: Callable[[str], None] = pri
         run_detokenizer_process_func=processes.run_detokenizer,
         launch_callback=lambda: _when_up(settings, say),
     )
+
+
+def device_and_threads(engine: EngineSettings) -> str:
+    """The device. How torch's threads wait for each other is read when torch is imported, before the device is known,
+    and is inherited by what is forked: on a CPU spinning would starve the other processes of a small host."""
+    if engine.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(engine.threads)
+    given = os.environ.get("OMP_WAIT_POLICY")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    device = resolve_device(engine.device)
+    if device == "cuda" and given is None:
+        del os.environ["OMP_WAIT_POLICY"]  # for the scheduler, which is spawned
+    return device
 
 
 def resolve_device(wanted: str) -> str:
@@ -136,19 +149,15 @@ def stop_engine(manager: Any) -> None:
     threading.Thread(target=stop, name="harli-stop").start()
 
 
-def _environment(device: str, engine: EngineSettings) -> None:
+def _environment(device: str) -> None:
     """What SGLang and torch read from the environment; children inherit it."""
     os.environ["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"  # health checks must not cost decode a prefill each
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if wanted := os.environ.get("SGLANG_PLUGINS"):
         os.environ["SGLANG_PLUGINS"] = f"{wanted},harli"
-    if engine.threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(engine.threads)
     if device == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
-        # Spinning threads would starve the other processes of a small host.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _when_up(settings: Settings, say: Callable[[str], None]) -> None:

@@ -46,6 +46,11 @@ def register() -> None:
         HookRegistry.register(lora_batch.TARGET, lora_batch.prepare_lora_batch, around)
         HookRegistry.register(lora_kernels.SHRINK, lora_kernels.shrink, around)
         HookRegistry.register(lora_kernels.EXPAND, lora_kernels.expand, around)
+    else:
+        from core.serving import processes
+
+        HookRegistry.register(processes.LAUNCH, processes.fork, around)
+        HookRegistry.register(processes.TOKENIZER, processes.tokenizer_once, around)
     HookRegistry.register(f"{_OPENAI}._parse_model_parameter", _parse_model_parameter, around)
     HookRegistry.register(f"{_MANAGER}.load_lora_adapter", exchange.load, around)
     HookRegistry.register(f"{_SIGNALS}.sigterm_handler", _sigterm, HookType.REPLACE)

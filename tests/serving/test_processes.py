@@ -1,0 +1,62 @@
+"""How the engine's processes begin."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+
+from core.config import EngineSettings
+from core.serving import launch, processes
+from tests.serving.conftest import Engine
+
+
+@pytest.mark.engine
+def test_on_a_cpu_scheduler_and_detokenizer_are_forked(engine: Engine) -> None:
+    children = psutil.Process(engine.process.pid).children()
+    # What is spawned has a third beside it, which keeps track of what the others share.
+    assert {child.name() for child in children} == {"sglang::scheduler", "sglang::detokenizer"}
+
+
+def test_a_tokenizer_is_loaded_once() -> None:
+    loaded: list[str] = []
+
+    def load(path: str, *, revision: str | None) -> object:
+        loaded.append(path)
+        return object()
+
+    first = processes.tokenizer_once(load, "a", revision=None)
+    assert processes.tokenizer_once(load, "a", revision=None) is first
+    assert processes.tokenizer_once(load, "b", revision=None) is not first
+    assert loaded == ["a", "b"]
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment that says nothing of threads, and is afterwards as it was."""
+    for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("bare")
+def test_threads_on_a_cpu_do_not_spin_while_they_wait() -> None:
+    assert launch.device_and_threads(EngineSettings(device="cpu", threads=3)) == "cpu"
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ["OMP_NUM_THREADS"]) == ("PASSIVE", "3")
+
+
+def test_on_a_gpu_they_wait_as_they_would(bare: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def resolve(device: str) -> str:
+        asked.append(os.environ["OMP_WAIT_POLICY"])  # while torch is imported, and the device not known
+        return "cuda"
+
+    bare.setattr(launch, "resolve_device", resolve)
+    assert launch.device_and_threads(EngineSettings()) == "cuda"
+    assert asked == ["PASSIVE"] and "OMP_WAIT_POLICY" not in os.environ
+    bare.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    launch.device_and_threads(EngineSettings())
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
