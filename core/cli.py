@@ -304,7 +304,14 @@ def _watch(client: Client, job_id: str, json: bool) -> None:
     """Print a job's progress until it ends; exit status 1 unless it succeeds."""
     from core import printing
 
+    told: set[tuple[str, int, bool]] = set()
+
     def show(job: schemas.Job) -> None:
+        # A reason's figures change every second: it is told once a step.
+        news = (job.state, job.step, job.waiting_reason is not None)
+        if news in told:
+            return
+        told.add(news)
         loss = f"  loss {job.loss:.4f}" if job.loss is not None else ""
         why = f"  ({job.waiting_reason})" if job.waiting_reason else ""
         printing.err.print(f"{job.state:11} step {printing.steps(job)}{loss}{why}")
@@ -325,10 +332,10 @@ def _watch(client: Client, job_id: str, json: bool) -> None:
 
 
 @jobs.callback()
-def jobs_group(ctx: typer.Context) -> None:
+def jobs_group(ctx: typer.Context, json: AsJson = False) -> None:
     """Finetuning jobs; without a command, list them."""
     if ctx.invoked_subcommand is None:
-        jobs_list()
+        jobs_list(json=json)
 
 
 @jobs.command("list")
@@ -413,10 +420,10 @@ def _show_targets(found: schemas.Targets, json: bool) -> None:
 
 
 @targets.callback()
-def targets_group(ctx: typer.Context) -> None:
+def targets_group(ctx: typer.Context, json: AsJson = False) -> None:
     """Latency targets that every decode step obeys; without a command, show them."""
     if ctx.invoked_subcommand is None:
-        targets_show()
+        targets_show(json=json)
 
 
 @targets.command("show")
@@ -494,10 +501,10 @@ def notices(
 
 
 @datasets.callback()
-def datasets_group(ctx: typer.Context) -> None:
+def datasets_group(ctx: typer.Context, json: AsJson = False) -> None:
     """Data sets to finetune on; without a command, list them."""
     if ctx.invoked_subcommand is None:
-        datasets_list()
+        datasets_list(json=json)
 
 
 @datasets.command("list")
@@ -578,10 +585,10 @@ Version = Annotated[int | None, typer.Option("--version", min=1, help="A version
 
 
 @adapters.callback()
-def adapters_group(ctx: typer.Context) -> None:
+def adapters_group(ctx: typer.Context, json: AsJson = False) -> None:
     """LoRA adapters; without a command, list them."""
     if ctx.invoked_subcommand is None:
-        adapters_list()
+        adapters_list(json=json)
 
 
 @adapters.command("list")

@@ -12,10 +12,10 @@ alerts = typer.Typer(invoke_without_command=True)
 
 
 @alerts.callback()
-def alerts_group(ctx: typer.Context) -> None:
+def alerts_group(ctx: typer.Context, json: AsJson = False) -> None:
     """Alerts on attainment, queue and engine; without a command, list those that are open."""
     if ctx.invoked_subcommand is None:
-        alerts_list()
+        alerts_list(json=json)
 
 
 @alerts.command("list")

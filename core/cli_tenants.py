@@ -129,9 +129,9 @@ def token_revoke(
 
 
 @tenants.callback()
-def tenants_group(ctx: typer.Context) -> None:
+def tenants_group(ctx: typer.Context, json: AsJson = False) -> None:
     if ctx.invoked_subcommand is None:
-        tenants_list()
+        tenants_list(json=json)
 
 
 @tenants.command("list")
@@ -170,9 +170,9 @@ _USER = ("id", "tenant", "name", "role", "disabled")
 
 
 @users.callback()
-def users_group(ctx: typer.Context) -> None:
+def users_group(ctx: typer.Context, json: AsJson = False) -> None:
     if ctx.invoked_subcommand is None:
-        users_list()
+        users_list(json=json)
 
 
 @users.command("list")

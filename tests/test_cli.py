@@ -159,9 +159,11 @@ def test_a_log_that_was_never_written_is_named(alone: Harli, tmp_path: Path) -> 
 # ---- what it does ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", ["jobs", "datasets", "adapters"])
+@pytest.mark.parametrize("group", ["jobs", "datasets", "adapters", "alerts", "tenants", "users"])
 def test_listings_are_tables_for_people_and_arrays_for_programs(harli: Harli, job: str, group: str) -> None:
-    assert isinstance(answer(harli(group, "list", "--json")), list)
+    listed = answer(harli(group, "list", "--json"))
+    assert isinstance(listed, list)
+    assert answer(harli(group, "--json")) == listed
     shown = harli(group, "list")
     assert shown.exit_code == 0
     assert first_words(shown) == first_words(harli(group)), "listing is what a bare group does"

@@ -94,7 +94,7 @@ class Peer:
             model=self._model.name,
             model_path=str(self._model),
             device="cpu",
-            device_name="no engine",
+            device_name="a CPU",
             dtype="float32",
             parameters=134_515_008,
             versions={},
