@@ -83,9 +83,9 @@ class Bench:
             "tasklet_graphs_s": round(done - captured, 1),
             "tasklet_graphs_gib": round((free - torch.cuda.mem_get_info()[0]) / 2**30, 2),
         }  # fmt: skip
+        self.number: int | None = None
         self._tasklet_points = self._alone()
         self.records: dict[int, dict[str, Any]] = {}
-        self.number: int | None = None
         self._last: tuple[int, float] | None = None
         self._policy: Any = None
         self._memory: Any = None

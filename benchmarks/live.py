@@ -199,7 +199,7 @@ class Served:
         """The gaps, ms, of so many requests decoded for so many steps."""
         prompts = [[(7919 * i + 31 * j) % 40_000 + 100 for j in range(PROMPT)] for i in range(requests)]
         began = time.perf_counter()
-        self.generate(prompts, steps + SKIP, adapted=adapted)
+        self.generate(prompts, steps + 1 + SKIP, adapted=adapted)  # a token more than gaps
         return self.moments.gaps_ms(began, requests, SKIP)
 
     # ---- link --------------------------------------------------------------------------------------------------------

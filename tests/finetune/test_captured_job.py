@@ -145,7 +145,7 @@ def test_a_job_on_the_arena_ends_as_one_in_torchs_memory_whatever_is_taken_meanw
     alone = run(job)
     job.close()
 
-    arena = open_arena(torch.device("cuda", 0), 256 * 2**20)
+    arena = open_arena(torch.device("cuda", 0), 256 * 2**20, 2 * 2**20)
     memory = SlotMemory(arena, lambda pages: None)
     compute = CapturedTrainer(slot[0]._fused.weights, slot[0].slot, slot[0].streams, memory)
     torch.cuda.synchronize()
