@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_session DIR --trace azure_conv.csv --data rows.parquet --minutes 27
 
 Needed are one H200 (or what is like it), torch for it, SGLang, and the project installed with its native module
-(`pip install --no-deps --editable .`). Each part is a process with a log in DIR and a limit of time; after each, the
+(`pip install --no-deps --editable .`). The first engine on a fresh machine takes one to two minutes longer than those
+after it, for imports and kernels that are compiled; `python -m compileall -j 0` over the packages first saves most. Each part is a process with a log in DIR and a limit of time; after each, the
 results files that it wrote are copied there and DIR/session.json says what is through. A part that fails or runs out of
 time does not end the session, and one for which too little time is left is passed over. The same command with the same
 DIR goes on where the last one stopped; --again has all parts run anew. --dry lists the parts.
@@ -29,7 +30,7 @@ from benchmarks.page import table
 from benchmarks.record import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
-START_S, LEAST_SOAK_S = 130.0, 100.0  # of an engine that takes its profile; of a soak that is worth that
+START_S, LEAST_SOAK_S = 130.0, 100.0  # of an engine that takes its profile, warm; of a soak that is worth that
 END_S = 20.0  # for a part's processes to end in order
 
 
@@ -80,7 +81,7 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
         Part("frontier", "every layout and the policies at batches of 32 and 128", 310,
              [*frontier, "--batches", "32", "128", "--steps", "150", "--policies", "hybrid", *few, "--seconds", "300"]),
         Part("live", "the first start with its profile; no job against SGLang alone; checkpoints; replay; decode-only",
-             580, live("--parts", "profile", "no_job", "checkpoints", *(("replay",) if trace else ()), "decode_only",
+             760, live("--parts", "profile", "no_job", "checkpoints", *(("replay",) if trace else ()), "decode_only",
                        "--steps", "10000", "--speeds", "1", "4", "--seconds", "20", "--limit-s", "540", *large)),
         Part("tokens", "256 greedy answers with and without a job", 160,
              live("--parts", "tokens", "--shape", "bundled", "--micro-batch-tokens", "512", "--memory", "0.3",

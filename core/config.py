@@ -58,7 +58,13 @@ class FinetuneSettings(BaseModel):
     policy: Literal["solo", "tasklet_slices", "hybrid", "harli", "static"] | None = Field(
         None, description="None: hybrid where captured tasklets run on a GPU, tasklet_slices elsewhere."
     )
-    margin: float = Field(0.15, ge=0, lt=1, description="Share of a latency target that is never planned with.")
+    margin: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Share of a latency target that is never planned with; None: 0.05 where captured tasklets run on a "
+        "GPU, 0.15 elsewhere.",
+    )
     micro_batch_tokens: int = Field(256, ge=32, description="Default tokens of a packed micro-batch.")
     base_models: list[Path] = Field(
         [],

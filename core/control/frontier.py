@@ -59,7 +59,7 @@ def ask(control: Control) -> Asked:
         "targets_ms": [_rounded(low * (high / low) ** (step / _STEPS)) for step in range(_STEPS + 1)],
         "now_ms": itl_ms,
         "policy": hello.get("policy") or control.settings.finetune.policy or "tasklet_slices",
-        "margin": hello.get("margin", control.settings.finetune.margin),
+        "margin": hello["margin"],
         **known,
     }
     empty = schemas.Frontier(

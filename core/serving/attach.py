@@ -35,6 +35,9 @@ from core.serving.plugin import ENGINE_ID
 from core.serving.versions import in_force, versions
 
 _HEALTH_CHECK = "HEALTH_CHECK"
+# Bounds of steps and tasklets are of their 99th percentiles already. What they do not know is when the scheduler's
+# thread gets to hand tokens on: on an H200 that puts decode's p99 0.3 ms over its p50 of 7. Eagerly it also computes.
+_CAPTURED_MARGIN, _EAGER_MARGIN = 0.05, 0.15
 
 
 class Attachment:
@@ -72,7 +75,10 @@ class Attachment:
             from core.serving.queue import DecodeQueue
 
             self._queue = DecodeQueue(scheduler, self._shared, settings, self._kv, self._bases)
-        self._policy = settings.finetune.policy or ("hybrid" if self._queue is not None else "tasklet_slices")
+        captured = self._queue is not None
+        self._policy = settings.finetune.policy or ("hybrid" if captured else "tasklet_slices")
+        margin = settings.finetune.margin
+        self._margin = margin if margin is not None else (_CAPTURED_MARGIN if captured else _EAGER_MARGIN)
         hello = self._hello(settings, device)
         link = EngineEnd(settings.resolved_link_url, hello.engine_id)
         watch = None
@@ -94,7 +100,7 @@ class Attachment:
             ),
             link,
             policy=self._policy,
-            margin=settings.finetune.margin,
+            margin=self._margin,
             calibration_prefix=activation.CALIBRATION_PREFIX,
         )
         if scheduler.idle_sleeper is not None:
@@ -286,7 +292,7 @@ class Attachment:
             finetune_slot=self._queue.slot if self._queue is not None else None,
             base_models=self._bases.told(),
             policy=self._policy,
-            margin=settings.finetune.margin,
+            margin=self._margin,
             settings=in_force(arguments, settings),
         )
 

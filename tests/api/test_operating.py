@@ -54,7 +54,7 @@ def test_alert_rules_are_made_and_refused_with_the_field(http: httpx.Client) -> 
 def test_settings_are_told_without_what_is_secret(http: httpx.Client, settings: Settings) -> None:
     told = http.get("/api/settings").json()
     assert told["api_port"] == str(settings.api_port)
-    assert told["finetune.margin"] == "0.15"
+    assert told["finetune.window_layers"] == "4"
     assert not any("secret" in value for value in told.values())
 
 
