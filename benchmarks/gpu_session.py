@@ -4,10 +4,12 @@
 
 Needed are one H200 (or what is like it), torch for it, SGLang, and the project installed with its native module
 (`pip install --no-deps --editable .`). The first engine on a fresh machine takes one to two minutes longer than those
-after it, for imports and kernels that are compiled; `python -m compileall -j 0` over the packages first saves most. Each part is a process with a log in DIR and a limit of time; after each, the
-results files that it wrote are copied there and DIR/session.json says what is through. A part that fails or runs out of
-time does not end the session, and one for which too little time is left is passed over. The same command with the same
-DIR goes on where the last one stopped; --again has all parts run anew. --dry lists the parts.
+after it, for imports and kernels that are compiled; `python -m compileall -j 0` over the packages first saves most.
+
+Each part is a process with a log in DIR and a limit of time; after each, the results files that it wrote are copied
+there and DIR/session.json says what is through. A part that fails or runs out of time does not end the session, and one
+for which too little time is left is passed over. The same command with the same DIR goes on where the last one stopped;
+--again has all parts run anew. --dry lists the parts.
 """
 
 from __future__ import annotations
