@@ -18,7 +18,7 @@ import pytest
 
 from core.config import Settings
 from core.intake import dataset, tokenizer
-from core.link.messages import FromEngine, Hello, JobSpec, JobUpdate, StartJob, ToEngine
+from core.link.messages import FromEngine, Hello, JobSpec, JobUpdate, SetTargets, StartJob, Target, ToEngine
 from core.link.transport import ControlEnd
 from core.torchvision_ops import declare
 from tests.machine import ROOT
@@ -58,10 +58,17 @@ class Engine:
         hello = self.until(lambda m: isinstance(m, Hello), START_S)
         assert isinstance(hello, Hello)
         self.id = hello.engine_id
+        assert hello.solo_itl_ms is not None
+        self.solo_ms = hello.solo_itl_ms
         return hello
 
     def send(self, message: ToEngine) -> None:
         assert self.control.send(self.id, message)
+
+    def train_beside_decode(self, version: int) -> None:
+        """Set a target that leaves room for a handful of tasklets between two tokens, on a machine that has become busy
+        too, and yet not for whole micro-batches, which take seconds."""
+        self.send(SetTargets(version=version, targets=(Target(kind="itl", ms=12 * self.solo_ms),)))
 
     def run(self, spec: JobSpec, token: int, resume_from: str | None = None) -> None:
         self.send(StartJob(spec=spec, token=token, resume_from=resume_from))

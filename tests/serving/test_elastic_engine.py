@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core.link.messages import EngineNotice, MemoryView, PauseJob, SetTargets, Target, Telemetry
+from core.link.messages import EngineNotice, MemoryView, PauseJob, Telemetry
 from tests.serving.conftest import Engine, generate
 from tests.serving.test_engine import spec
 
@@ -46,7 +46,7 @@ def test_the_kv_cache_shrinks_to_a_quarter_for_a_job_and_grows_back_under_load(
     whole = memory(engine, lambda view: view.kv_tokens == view.kv_most_tokens)
     assert of_jobs(whole) == 0
 
-    engine.send(SetTargets(version=31, targets=(Target(kind="itl", ms=20_000.0),)))
+    engine.train_beside_decode(version=31)
     job = spec(captain, tmp_path / "sharing", max_steps=200, micro_batch_tokens=160, sequence_length=128)
     engine.run(job, token=31)
     quarter = memory(engine, lambda view: view.kv_tokens <= view.kv_most_tokens / 4 + 400 and of_jobs(view) > 0)

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks import plain_loop
 from core.finetune.trainer import Trainer
 from core.intake import packing, tokenizer
-from core.link.messages import Goodbye, Hello, JobSpec, JobUpdate, LoraSpec, PauseJob, SetTargets, Target, Telemetry
+from core.link.messages import Hello, JobSpec, JobUpdate, LoraSpec, PauseJob, SetTargets, Target, Telemetry
 from tests.machine import ROOT
 from tests.serving.conftest import START_S, Engine
 from tests.stack import free_ports
@@ -262,7 +262,7 @@ def test_served_tokens_do_not_depend_on_a_job_beside_them(
     engine: Engine, captain: Path, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     alone = [engine.generate(prompt, 8) for prompt in prompts[:6]]
-    engine.send(SetTargets(version=5, targets=(Target(kind="itl", ms=20_000.0),)))
+    engine.train_beside_decode(version=5)
     job = spec(captain, tmp_path / "beside", max_steps=200)
     engine.run(job, token=3)
     engine.update("metric", job.job_id)
@@ -299,15 +299,3 @@ def test_a_killed_engine_loses_no_more_than_the_steps_since_a_checkpoint(
     difference = np.sqrt(sum(float((resumed[n] - expected[n]).square().sum()) for n in expected))
     size = np.sqrt(sum(float(w.square().sum()) for w in expected.values()))
     assert difference / size < 1e-3
-
-
-def test_sigterm_checkpoints_the_job_and_leaves_no_process(engine: Engine, captain: Path, tmp_path: Path) -> None:
-    job = spec(captain, tmp_path / "terminated", max_steps=200)
-    engine.run(job, token=21)
-    engine.update("metric", job.job_id)
-    children = psutil.Process(engine.process.pid).children(recursive=True)
-    assert engine.stop() == 0
-    interrupted = engine.update("interrupted", job.job_id)
-    assert interrupted.path is not None and (Path(interrupted.path) / "optimizer.safetensors").exists()
-    engine.until(lambda m: isinstance(m, Goodbye))
-    assert psutil.wait_procs(children, timeout=30)[1] == []

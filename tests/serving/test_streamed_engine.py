@@ -10,20 +10,12 @@ from transformers import AutoModelForCausalLM
 
 from core.finetune.trainer import Trainer
 from core.intake import packing, tokenizer
-from core.link.messages import Hello, JobUpdate, SetTargets, StopJob, Target
+from core.link.messages import Hello, JobUpdate, StopJob
 from tests.serving.conftest import Engine
 from tests.serving.test_elastic_engine import batch, memory, of_jobs
 from tests.serving.test_engine import spec
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(autouse=True, scope="module")
-def running(engine: Engine) -> None:
-    """Other files end it."""
-    if engine.process.poll() is not None:
-        engine.pending.clear()
-        engine.start()
 
 
 def told(engine: Engine, job_id: str) -> list[float]:
@@ -52,7 +44,7 @@ def test_a_job_on_another_base_trains_as_one_that_has_it_whole_and_gives_its_mem
     engine.pending.clear()
     served = batch(engine)
     whole = memory(engine, lambda view: view.kv_tokens == view.kv_most_tokens)
-    engine.send(SetTargets(version=41, targets=(Target(kind="itl", ms=20_000.0),)))
+    engine.train_beside_decode(version=41)
     job = spec(captain, tmp_path / "other", base_model="other-base", max_steps=8)
     engine.run(job, token=41)
     started = engine.update("started", job.job_id)
