@@ -7,13 +7,14 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from core.config import Settings
 from core.intake import dataset
-from tests.api.serving import headers, plain
+from tests.api.serving import headers, plain, served
 from tests.api.test_upload import END, HEADERS, leaves_nothing, part, zipped
 from tests.control import files
 from tests.stack import until
@@ -25,7 +26,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     begun = threading.Event()
 
     def ingest(*_: object, progress: object, **__: object) -> None:
-        for _ in range(1000):
+        for _ in range(3000):
             progress(5, 10)  # type: ignore[operator]
             begun.set()
             time.sleep(0.02)
@@ -90,6 +91,62 @@ def test_a_caller_who_hangs_up_ends_the_check(settings: Settings, slow: threadin
         connection.sendall(head.encode() + body)
         assert slow.wait(10)
     until(lambda: leaves_nothing(settings), 15, "the check to end, which by itself would take longer")
+
+
+def test_a_check_that_takes_longer_than_one_waits_goes_on_as_an_operation(
+    http: httpx.Client, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest, go_on = dataset.ingest, threading.Event()
+
+    def held(*args: Any, **more: Any) -> Any:
+        assert go_on.wait(20)
+        return ingest(*args, **more)
+
+    monkeypatch.setattr(dataset, "ingest", held)
+    data = files.jsonl(tmp_path / "rivers.jsonl").read_bytes()
+
+    def begin(name: str, content: bytes) -> str:
+        response = http.post("/api/datasets", params={"name": name, "wait_s": 0}, files={"file": ("a.jsonl", content)})
+        assert (response.status_code, response.json()["state"]) == (202, "running")
+        assert response.headers["location"] == f"/api/operations/{response.json()['id']}"
+        return response.headers["location"]
+
+    def ended(operation: str) -> Any:
+        return until(lambda: (found := http.get(operation).json())["state"] != "running" and found, what="its end")
+
+    good, bad = begin("rivers", data), begin("broken", data + b"{broken\n")
+    assert http.get("/api/datasets").json()["items"] == []
+    go_on.set()
+    made = ended(good)
+    assert (made["state"], made["error"]) == ("succeeded", None)
+    assert http.get(f"/api/datasets/{made['result']}").json()["name"] == "rivers"
+    refused = ended(bad)
+    assert (refused["state"], refused["result"]) == ("failed", None)
+    assert (refused["error"]["status"], refused["error"]["code"]) == (422, "broken_json")
+    assert refused["error"]["report"]["rows_read"] == 9
+    # What does not take longer is answered as it is, whoever would have waited.
+    params = {"name": "lakes", "wait_s": 20}
+    assert http.post("/api/datasets", params=params, files={"file": ("a.jsonl", data)}).status_code == 201
+    assert not any((settings.data_dir / "uploads").iterdir())
+
+
+def test_an_id_that_is_taken_is_found_out_before_the_body_is_read(http: httpx.Client, tmp_path: Path) -> None:
+    data = files.jsonl(tmp_path / "rivers.jsonl").read_bytes()
+    params = {"name": "rivers", "operation": "check-0001"}
+    assert http.post("/api/datasets", params=params, files={"file": ("a.jsonl", data)}).status_code == 201
+    again = http.post("/api/datasets", params={**params, "name": "lakes"}, content=b"", headers=HEADERS)
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "operation_exists")
+
+
+def test_an_api_that_ends_does_not_wait_for_checks(data_dir: Path, slow: threading.Event) -> None:
+    with served(data_dir) as settings, plain(settings) as http:
+        begun = http.post("/api/datasets", params={"name": "rivers", "wait_s": 0}, files={"file": ("a.jsonl", b"{}")})
+        assert begun.status_code == 202
+        assert slow.wait(10)
+    # By itself the check would have taken longer than `served` waits.
+    with served(data_dir) as settings, plain(settings) as http:
+        assert http.get(begun.headers["location"]).json()["state"] == "cancelled"
+        assert leaves_nothing(settings)
 
 
 def test_aliases_are_promoted_rolled_back_and_deleted(http: httpx.Client, tmp_path: Path) -> None:

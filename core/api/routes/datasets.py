@@ -78,11 +78,11 @@ async def create(
         operation = new_id("check")
     async with upload.received(request, control) as file:
         work = Work(control, operation, f"the check of {file.filename}")
+        await run_in_threadpool(operations.begin, control, "dataset", file.filename, operation)
         path = file.kept()
 
         def store() -> tuple[schemas.Dataset, bool]:
             try:
-                operations.begin(control, "dataset", file.filename, operation)
                 with operations.ending(control, work):
                     made = datasets.store(control, path, file.filename, file.sha256, name, mapping, new_version, work)
                     work.result = made[0].id
