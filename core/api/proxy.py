@@ -21,8 +21,6 @@ _CONNECT_S = 5.0
 # Between two pieces of an answer, the first of which may wait behind others.
 _SILENCE_S = 300.0
 _SENT = "text/event-stream"
-# nginx would keep pieces of an answer back until they fill a buffer.
-_AT_ONCE = {"X-Accel-Buffering": "no"}
 
 
 def client() -> httpx.AsyncClient:
@@ -53,7 +51,7 @@ async def forward(request: Request, control: Control, path: str) -> Response:
         answer = await http.send(sent, stream=True)
         kind = answer.headers.get("content-type", "application/json")
         if kind.startswith(_SENT) and answer.status_code < 400:
-            return StreamingResponse(_events(answer), answer.status_code, _AT_ONCE, media_type=_SENT)
+            return StreamingResponse(_events(answer), answer.status_code, media_type=_SENT)
         try:
             return Response(await answer.aread(), answer.status_code, media_type=kind)
         finally:
