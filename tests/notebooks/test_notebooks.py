@@ -64,7 +64,7 @@ def adapter(stack: Stack, tmp_path: Path) -> Iterator[str]:
 @pytest.mark.engine
 @pytest.mark.usefixtures("settings_of_the_stack")
 def test_the_journey_ends_with_an_adapter_that_answers(stack: Stack) -> None:
-    text = run("journey", steps=4, measure_s=1, pause_s=10)
+    text = run("journey", steps=2, measure_s=1, pause_s=10)
     assert "217 of 217 read" in text
     assert "in force in the engine after" in text
     (job,) = [job for job in stack.client.jobs(state="succeeded").items if _STAMPED.match(job.adapter_name)]
