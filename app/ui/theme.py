@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -44,9 +46,15 @@ def colours() -> Colours:
     return _DARK if st.context.theme.type == "dark" else _LIGHT
 
 
+@lru_cache(maxsize=1)
+def _style() -> Any:
+    return st.components.v2.component("harli.page", css=_PAGE_CSS, isolate_styles=False)
+
+
 def apply_page_style() -> None:
-    """Add the console's style sheet to the page."""
-    st.html(f"<style>{_PAGE_CSS}</style>")
+    """Add the console's style sheet to the page. As a component, so that the browser fetches the script that draws
+    components, tables and tiles among them, while the page is still read from the API."""
+    _style()(key="page_style")
 
 
 def show_brand() -> None:

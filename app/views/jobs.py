@@ -66,8 +66,15 @@ def order() -> None:
 
 @st.fragment(run_every="2s")
 def queue() -> None:
-    """The jobs of the chosen state, newest first, a page at a time."""
-    order()
+    """The jobs of the chosen state; above them, drawn after them, the order of those that wait."""
+    above = st.container()
+    listing()
+    with above:
+        order()
+
+
+def listing() -> None:
+    """Newest first, a page at a time."""
     states = ["all", *get_args(JobState)]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox("State", states, key="state", bind="query-params", width=180)

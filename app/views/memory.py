@@ -6,6 +6,7 @@ import streamlit as st
 
 from app.ui import charts
 from app.ui.data import REFRESH_S, live, notices, telemetry
+from app.ui.first import content_is_there
 from app.ui.page import elsewhere, heading, reading
 from app.ui.states import MEMORY_CODES
 from app.ui.table import Cell, Column, Row, cell, table
@@ -82,6 +83,8 @@ def show_now(seconds: int) -> None:
         )
         return
     tiles(figures(now.memory, now.kv_used), key="memory_now", columns=5)
+    if not content_is_there("memory"):
+        return
     with reading("the last minutes"):
         points = telemetry(seconds)
     unit, _ = charts.memory_unit(points)

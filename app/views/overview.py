@@ -6,6 +6,7 @@ import streamlit as st
 
 from app.ui import charts
 from app.ui.data import REFRESH_S, client, live, telemetry
+from app.ui.first import content_is_there
 from app.ui.page import heading, reading, teach
 from app.ui.states import MEMORY_CODES, PART_TONES, badge, job_tone, progress_cell
 from app.ui.table import Cell, Column, Row, Tone, cell, table
@@ -240,6 +241,8 @@ def show_live(seconds: int) -> None:
         return
     target = tightest(now, "itl")
     tiles(figures(now.window, now.now, target), key="figures", columns=5)
+    if not content_is_there("overview"):
+        return
     with reading("the last minutes"):
         drawn = options(seconds, colours(), target.ms if target else None)
     main, side = st.columns([2.3, 1], gap="medium")

@@ -11,6 +11,7 @@ import streamlit as st
 from app.ui import charts, target_form, target_report
 from app.ui import frontier as reading_off
 from app.ui.data import REFRESH_S, client, forget, frontier, live, notices, telemetry
+from app.ui.first import content_is_there
 from app.ui.page import Fault, elsewhere, heading, reading, show_fault
 from app.ui.states import badge
 from app.ui.table import Cell, Column, Row, Tone, cell, table
@@ -320,6 +321,8 @@ def promise(found: Frontier, value: float) -> list[Tile]:
 def show_frontier() -> None:
     """What each ITL target would give finetuning at the load of this moment."""
     st.markdown("**What a target would give**")
+    if not content_is_there("frontier"):
+        return
     answer = frontier()
     found = answer.value
     if found is None:
@@ -364,6 +367,8 @@ def show_frontier() -> None:
 @st.fragment(run_every="10s")
 def show_past() -> None:
     """The past hour, and what the guard and the schedule did in it."""
+    if not content_is_there("past"):
+        return
     with reading("the past hour"):
         points = telemetry(_HOUR_S)
         told = notices(*_TOLD)
