@@ -1,6 +1,7 @@
 """How two processes share the tests: a file's are one process's, with what the file has set up; and so are those of all
-files that need an engine or a browser, which are thus started once and never compete. They take longest and come first,
-the browser's last among them, when the other process is through and the machine is theirs."""
+files that need an engine, which is thus started once. They take longest and come first, in one process. The other takes
+file after file of the rest, the browser's at the end: on two cores they would take the engine's time when it is needed
+most, while a job is watched in the browser. Whoever is through takes the next of the files that are left."""
 
 from __future__ import annotations
 
@@ -15,15 +16,16 @@ from tests.machine import ROOT
 
 @cache
 def place(file: str) -> int:
-    """0: some test of that file, a path under the repository, has the marker `engine`; 1: `browser`; 2: neither."""
+    """When the tests of that file, a path under the repository, come: first (0) where one has the marker `engine`, last
+    (2) where one has `browser`."""
     text = (ROOT / file).read_text()
-    return next((at for at, name in enumerate(("engine", "browser")) if f"pytest.mark.{name}" in text), 2)
+    return 0 if "pytest.mark.engine" in text else 2 if "pytest.mark.browser" in text else 1
 
 
 class ByFile(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file, _, _ = nodeid.partition("::")
-        return file if place(file) == 2 else "engine and browser"
+        return "engine" if place(file) == 0 else file
 
 
 @pytest.hookimpl(optionalhook=True)  # unknown where xdist is left out (-p no:xdist)
