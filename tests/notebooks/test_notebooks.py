@@ -92,6 +92,6 @@ def test_the_frontier_is_measured_target_by_target(stack: Stack) -> None:
 @pytest.mark.engine
 @pytest.mark.usefixtures("settings_of_the_stack")
 def test_the_slider_moves_the_target_in_the_engine(stack: Stack) -> None:
-    text = run("live_targets", seconds=3, clients=1)
+    text = run("live_targets", seconds=8, clients=1)
     assert len(re.findall(r"target [\d.]+ ms: finetuning", text)) == 2
     assert "targets as before" in text
