@@ -1,8 +1,8 @@
 """SGLang's child processes: their entry points, and how they begin.
 
 On a GPU SGLang spawns its scheduler and detokenizer, since CUDA does not survive a fork; each imports everything anew.
-On a CPU they are forked, and have what their parent has imported and the tokenizer that it has loaded: more than half of
-the CPU time of a start. Importing this module is what puts the CPU stand-in in place, ahead of SGLang.
+On a CPU they are forked, and have what their parent has imported and the tokenizer that it has loaded: half of the CPU
+time of a start. Importing this module is what puts the CPU stand-in in place, ahead of SGLang.
 """
 
 from __future__ import annotations
