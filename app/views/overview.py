@@ -55,12 +55,13 @@ def figures(minute: TelemetryPoint, second: TelemetryPoint, target: TargetInForc
             "Batch", number(second.batch, 1), "requests", f"{second.waiting} waiting", help="Requests per decode step"
         ),
         Tile(
-            "Device busy",
+            "Device in use",
             percent(minute.busy_share),
             "%",
-            f"decode {percent(minute.decode_share)} % · finetune {percent(minute.finetune_share)} %",
-            help="How much of the device was in use in the last minute; and the share of its time that decode steps "
-            "and finetuning took" + (f". It drew {number(minute.power_w)} W" if minute.power_w is not None else ""),
+            f"time: decode {percent(minute.decode_share)} %, finetune {percent(minute.finetune_share)} %",
+            help="How much of the device was in use in the last minute, on average; and the share of the minute in "
+            "which decode steps, and finetuning, ran on it"
+            + (f". It drew {number(minute.power_w)} W" if minute.power_w is not None else ""),
             bar=(BarPart(minute.decode_share, "decode"), BarPart(minute.finetune_share, "finetune")),
         ),
         Tile(

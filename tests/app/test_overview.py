@@ -36,7 +36,7 @@ _COMPARE = """() => {
 def test_the_figures_stand_beside_their_target(page: Page, backstage: Backstage) -> None:
     visit(page, backstage.url, "Overview")
     expect(tile(page, "ITL p99")).to_contain_text(f"target {3 * SOLO_ITL_MS:.1f} ms")
-    for label in ("ITL p50", "Attainment", "Decode", "Finetune", "Batch", "Device busy", "KV cache", "TTFT"):
+    for label in ("ITL p50", "Attainment", "Decode", "Finetune", "Batch", "Device in use", "KV cache", "TTFT"):
         expect(tile(page, label)).to_be_visible()
     expect(tile(page, "Stalls by prefill")).to_contain_text("apart from the ITL")
     expect(page.get_by_text("tasklet_slices")).to_be_visible()
