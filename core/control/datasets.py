@@ -127,19 +127,6 @@ def _require_name(session: Session, name: str, new_version: bool) -> None:
         raise Conflict("name_taken", reason, "name")
 
 
-def upload(
-    control: Control,
-    source: Path,
-    filename: str,
-    sha256: str,
-    name: str,
-    columns: dict[str, str] | None,
-    new_version: bool,
-) -> schemas.Dataset:
-    """`store` for those to whom it does not matter whether the data set is new."""
-    return store(control, source, filename, sha256, name, columns, new_version)[0]
-
-
 def store(
     control: Control,
     source: Path,

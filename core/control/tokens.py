@@ -52,13 +52,17 @@ class Tokens:
 
     def remembered(self, token: str) -> Principal | None:
         """The principal, if the store need not be asked."""
-        known = self._known.get(_digest(token))
-        return known.principal if known is not None and known.until > time.monotonic() else None
+        known = self._young(token)
+        return known.principal if known is not None else None
 
     def known(self, token: str) -> Principal | None:
         """The same, if the store need not be told of the token's use either."""
+        known = self._young(token)
+        return known.principal if known is not None and not known.is_stale else None
+
+    def _young(self, token: str) -> _Known | None:
         known = self._known.get(_digest(token))
-        return known.principal if known is not None and known.until > time.monotonic() and not known.is_stale else None
+        return known if known is not None and known.until > time.monotonic() else None
 
     def principal(self, token: str) -> Principal:
         """Whose token it is. Raises Unauthorized, with the reason, for one that is not taken."""

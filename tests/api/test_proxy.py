@@ -22,7 +22,7 @@ from core.errors import HarliError, Invalid, TooLarge
 from core.intake import dataset
 from tests.api.serving import headers, plain
 from tests.api.test_events import listening
-from tests.api.test_upload import END, HEADERS, leaves_nothing, part, post
+from tests.api.test_upload import END, HEADERS, head, leaves_nothing, part, post
 from tests.client.openai import ChatServer
 from tests.control import files
 from tests.control.peer import EnginePeer
@@ -131,12 +131,7 @@ def test_who_asks_before_sending_is_refused_without_sending(settings: Settings, 
     with plain(settings) as http:
         assert post(http, part(rivers) + END).status_code == 201
     with socket.create_connection(("127.0.0.1", settings.api_port), 10) as connection:
-        head = (
-            "POST /api/datasets?name=rivers HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
-            f"Authorization: {headers(settings)['Authorization']}\r\n"
-            f"Content-Type: {HEADERS['Content-Type']}\r\nContent-Length: 1000000\r\n\r\n"
-        )
-        connection.sendall(head.encode())
+        connection.sendall(head(settings, 1_000_000, "Expect: 100-continue\r\n"))
         assert connection.recv(4096).startswith(b"HTTP/1.1 409")
 
 

@@ -37,6 +37,15 @@ def post(http: httpx.Client, body: bytes | Iterator[bytes], name: str = "rivers"
     return http.post("/api/datasets", params={"name": name, **params}, content=body, headers=HEADERS)
 
 
+def head(settings: Settings, length: int, more: str = "") -> bytes:
+    """Of a request that declares a body of so many bytes; `more`: header lines."""
+    return (
+        f"POST /api/datasets?name=rivers HTTP/1.1\r\nHost: localhost\r\n{more}"
+        f"Authorization: {headers(settings)['Authorization']}\r\n"
+        f"Content-Type: {HEADERS['Content-Type']}\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()
+
+
 def leaves_nothing(settings: Settings) -> bool:
     return not any(any((settings.data_dir / folder).iterdir()) for folder in ("uploads", "datasets", "adapters"))
 
@@ -89,12 +98,7 @@ def test_a_refused_file_comes_with_what_was_found(http: httpx.Client, settings: 
 
 def test_what_is_declared_too_large_is_refused_unread(settings: Settings) -> None:
     with socket.create_connection(("127.0.0.1", settings.api_port), 10) as connection:
-        head = (
-            "POST /api/datasets?name=rivers HTTP/1.1\r\nHost: localhost\r\n"
-            f"Authorization: {headers(settings)['Authorization']}\r\n"
-            f"Content-Type: {HEADERS['Content-Type']}\r\nContent-Length: 99999999\r\n\r\n"
-        )
-        connection.sendall(head.encode())
+        connection.sendall(head(settings, 99_999_999))
         answer = connection.recv(4096)
     assert answer.startswith(b"HTTP/1.1 413")
     assert leaves_nothing(settings)

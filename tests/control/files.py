@@ -36,7 +36,7 @@ def stored_dataset(control: Control, tmp_path: Path, name: str = "rivers", **sha
     """A data set in the store, as an upload puts it there."""
     path = jsonl(tmp_path / f"{name}.jsonl", **shape)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return datasets.upload(control, path, path.name, sha256, name, None, False)
+    return datasets.store(control, path, path.name, sha256, name, None, False)[0]
 
 
 def adapter(folder: Path, rank: int = 8, modules: tuple[str, ...] = ("q_proj", "v_proj"), **config: Any) -> Path:

@@ -18,7 +18,7 @@ Submit = Callable[..., schemas.Job]
 
 def again(control: Control, tmp_path: Path, new_version: bool) -> schemas.Dataset:
     path = files.jsonl(tmp_path / "again.jsonl", rows=3)
-    return datasets.upload(control, path, path.name, "0" * 64, "rivers", None, new_version)
+    return datasets.store(control, path, path.name, "0" * 64, "rivers", None, new_version)[0]
 
 
 def test_an_upload_is_checked_and_stored_with_its_report(control: Control, dataset: schemas.Dataset) -> None:
@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_trained_on_leaves_nothing_and_says_what_is_wrong(
     with path.open("a") as file:
         file.write('{"mess\n')
     with pytest.raises(Invalid, match="2") as caught:
-        datasets.upload(control, path, path.name, "0" * 64, "broken", None, False)
+        datasets.store(control, path, path.name, "0" * 64, "broken", None, False)
     assert caught.value.report.rows_read >= 1
     assert datasets.page(control, 10, None).items == []
     assert list((control.data_dir / "datasets").iterdir()) == []

@@ -64,7 +64,7 @@ def test_data_sets_that_jobs_read_stay(control: Control, tmp_path: Path, submit:
     job = submit()
     for rows in (3, 4, 5):
         path = files.jsonl(tmp_path / "more.jsonl", rows=rows)
-        datasets.upload(control, path, path.name, "0" * 64, "rivers", None, True)
+        datasets.store(control, path, path.name, "0" * 64, "rivers", None, True)
     age(control, DatasetRecord)
     retire(control, dataset_versions=1)
     assert {found.version for found in datasets.page(control, 10, None).items} == {1, 4}

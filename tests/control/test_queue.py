@@ -132,7 +132,7 @@ def test_a_tenant_gives_its_jobs_no_priority_beyond_its_quota(control: Control, 
     tenants.create(admin, TenantCreate(name="acme"))
     acme = control.of(Principal("o", "acme", "operator", frozenset()))
     source = files.jsonl(tmp_path / "rows.jsonl")
-    datasets.upload(acme, source, source.name, "0", "rows", None, False)
+    datasets.store(acme, source, source.name, "0", "rows", None, False)
     wish = schemas.JobCreate(dataset="rows", adapter_name="acme-1", priority=1)
     assert (quotas.get(admin, "acme").max_priority, quotas.get(admin, "default").max_priority) == (0, 100)
     for refused in (lambda: jobs.submit(acme, wish, None), lambda: jobs.estimate(acme, wish)):

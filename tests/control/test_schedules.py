@@ -113,7 +113,7 @@ def test_what_is_not_due_does_not_run(control: Control, make: Make) -> None:
 def test_a_run_makes_a_job_of_the_newest_version(control: Control, make: Make, tmp_path: Path) -> None:
     schedule = make()
     path = files.jsonl(tmp_path / "more.jsonl", rows=12)
-    newer = datasets.upload(control, path, path.name, "0" * 64, "rivers", None, True)
+    newer, _ = datasets.store(control, path, path.name, "0" * 64, "rivers", None, True)
     time = due(control, schedule)
     schedules.run_due(control, time)
     (job,) = ran(control)
