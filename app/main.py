@@ -8,8 +8,10 @@ from app.ui.identity import require_sign_in, show_identity
 from app.ui.keep import keep_fields
 from app.ui.page import forget_faults
 from app.ui.sidebar import status
+from app.ui.stale import drop_requests_of_pages_left
 from app.ui.theme import ICON, apply_page_style, show_brand
 
+drop_requests_of_pages_left()
 st.set_page_config(page_title="Harli", page_icon=ICON, layout="wide")
 apply_page_style()
 show_brand()
