@@ -203,6 +203,7 @@ def _serve(folder: Path, options: Any, points: list[Point]) -> None:
     outputs: list[Any] = []
     for batch in options.batches:  # fills the prefix cache, compiles what is compiled at first use
         _generate(engine, f"warm{batch}", batch, 24, vocabulary, bool(lora))
+    engine.freeze_gc()  # as Harli's launcher does
     for number, point in enumerate(points):
         if time.time() - began > options.seconds:
             break

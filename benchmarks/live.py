@@ -165,6 +165,7 @@ class Served:
             else:
                 with suppress(httpx.TransportError):
                     if self.http.get("/health").status_code == 200:
+                        self.http.post("/freeze_gc").raise_for_status()  # as Harli does, so that both have it
                         return
                 time.sleep(0.5)
         raise TimeoutError(f"the {self.kind} engine did not start (exit status {self.process.poll()})")

@@ -176,12 +176,23 @@ def _when_up(settings: Settings, say: Callable[[str], None]) -> None:
     say(f"engine {engine_id}: {hello.model} ({hello.dtype}) on {hello.device_name} at {settings.engine_url}")
     with httpx.Client(base_url=settings.engine_url, timeout=120.0) as http:
         decode_only = settings.engine.arguments.get("disaggregation_mode") == "decode"
-        rids = [f"{activation.CALIBRATION_PREFIX}{n}" for n in range(_CALIBRATION_BATCH)]
-        http.post("/generate", json=_generate(rids, _CALIBRATION_TOKENS, decode_only=decode_only))
-        profile(http, active, say, decode_only=decode_only)
-        # Two tokens: of a decode-only engine's requests the first comes from elsewhere.
-        http.post("/generate", json=_generate([activation.CALIBRATION_END], 2, decode_only=decode_only))
+        measure(http, active, say, decode_only=decode_only)
     say("ready")
+
+
+def measure(
+    http: httpx.Client, active: activation.Active, say: Callable[[str], None], *, decode_only: bool = False
+) -> None:
+    """Have the solo step measured, and what the runtime wants to know of this machine; then decode may be disturbed by
+    nothing but requests. Raises httpx.HTTPStatusError where SGLang has no way to leave its objects alone."""
+    rids = [f"{activation.CALIBRATION_PREFIX}{n}" for n in range(_CALIBRATION_BATCH)]
+    http.post("/generate", json=_generate(rids, _CALIBRATION_TOKENS, decode_only=decode_only))
+    profile(http, active, say, decode_only=decode_only)
+    # What model, graphs and libraries are made of stays. Without this Python's collector looks at all of it now and
+    # then, and no step runs meanwhile, for as long as many steps take.
+    http.post("/freeze_gc").raise_for_status()
+    # Two tokens: of a decode-only engine's requests the first comes from elsewhere.
+    http.post("/generate", json=_generate([activation.CALIBRATION_END], 2, decode_only=decode_only))
 
 
 def profile(

@@ -41,13 +41,15 @@ class Answers:
     """Where SGLang would be: takes note of what was asked, each request taking `seconds`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.paths: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self.now, self._seconds = 0.0, seconds
         monkeypatch.setattr(launch.time, "monotonic", lambda: self.now)
         self.http = httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://engine")
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
-        self.bodies.append(json.loads(request.content))
+        self.paths.append(request.url.path)
+        self.bodies.append(json.loads(request.content or "{}"))
         self.now += self._seconds
         return httpx.Response(200, json={})
 
@@ -70,6 +72,15 @@ def test_what_cannot_be_measured_within_a_minute_is_left_out(monkeypatch: pytest
     launch.profile(engine.http, activation.Active(HELLO, ((8, 512),) * 6, 99), said.append)
     assert len(engine.bodies) == 3
     assert "3 of 6" in said[-1]
+
+
+def test_what_was_made_at_the_start_is_left_alone_by_the_collector_before_the_engine_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Answers(monkeypatch, 1.0)
+    launch.measure(engine.http, activation.Active(HELLO, ((1, 64),), 9), lambda text: None)
+    assert engine.paths == ["/generate", "/generate", "/freeze_gc", "/generate"]
+    assert engine.bodies[-1]["rid"] == [activation.CALIBRATION_END]
 
 
 @pytest.mark.gpu
