@@ -7,6 +7,7 @@ while it works, then the folder's path. An error goes to standard error and the 
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib.util
 import json
 import os
@@ -235,6 +236,7 @@ def _convert(folder: Path, dtype: str, progress: Progress) -> None:
 
 
 def _main() -> int:
+    gc.disable()  # hundreds of thousands of tokens and merges stay, and are looked at again and again else
     try:
         folder = ensure(Settings(), lambda fraction, step: print(f"{fraction:.2f}\t{step}", flush=True))
     except HarliError as error:

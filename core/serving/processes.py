@@ -8,6 +8,7 @@ time of a start. Importing this module is what puts the CPU stand-in in place, a
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -28,6 +29,8 @@ def fork(original: Callable[..., Any], engine: type, server_args: Any, *args: An
     OpenMP's threads: a child would wait for them for ever."""
     if not server_args.skip_tokenizer_init:
         _load_tokenizer(server_args)
+    # A child's collector would write to all that it shares with its parent, and so copy it.
+    gc.freeze()
     multiprocessing.set_start_method("fork", force=True)
     return original(engine, server_args, *args)
 
@@ -53,6 +56,7 @@ def _load_tokenizer(server_args: Any) -> None:
 
 def run_scheduler(*args: Any, **kwargs: Any) -> None:
     """SGLang's scheduler process; the plugin hooks load inside."""
+    gc.enable()  # a process that is forked has it off
     # Streams that share a hardware queue wait for each other; SGLang's 8 are fewer than decode and finetuning have.
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     from sglang.srt.managers.scheduler import run_scheduler_process
@@ -62,6 +66,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
 
 def run_detokenizer(*args: Any, **kwargs: Any) -> None:
     """SGLang's detokenizer process."""
+    gc.enable()
     from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
 
     run_detokenizer_process(*args, **kwargs)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import psutil
 import pytest
 
 from core.config import EngineSettings
 from core.serving import launch, processes
+from tests.machine import ROOT
 from tests.serving.conftest import Engine
 
 
@@ -60,3 +63,23 @@ def test_on_a_gpu_they_wait_as_they_would(bare: pytest.MonkeyPatch) -> None:
     bare.setenv("OMP_WAIT_POLICY", "ACTIVE")
     launch.device_and_threads(EngineSettings())
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+_FORKS = """
+import gc, multiprocessing
+from types import SimpleNamespace
+from core.serving import processes
+
+def start(*_):
+    multiprocessing.Process(target=lambda: print(gc.get_freeze_count())).start()
+
+print(len(gc.get_objects()), flush=True)
+processes.fork(start, object, SimpleNamespace(skip_tokenizer_init=True))
+"""
+
+
+def test_a_childs_collector_leaves_alone_what_it_shares_with_its_parent() -> None:
+    answer = subprocess.run([sys.executable, "-c", _FORKS], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not answer.stderr, answer.stderr
+    made, left_alone = map(int, answer.stdout.split())
+    assert left_alone > made * 0.9

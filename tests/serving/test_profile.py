@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from pathlib import Path
@@ -78,7 +79,9 @@ def test_what_was_made_at_the_start_is_left_alone_by_the_collector_before_the_en
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = Answers(monkeypatch, 1.0)
+    gc.disable()
     launch.measure(engine.http, activation.Active(HELLO, ((1, 64),), 9), lambda text: None)
+    assert gc.isenabled()
     assert engine.paths == ["/generate", "/generate", "/freeze_gc", "/generate"]
     assert engine.bodies[-1]["rid"] == [activation.CALIBRATION_END]
 
