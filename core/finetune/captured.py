@@ -32,7 +32,7 @@ from core.finetune.fused import FusedStep, FusedWeights, LoraState, Shape, Work,
 from core.finetune.streamed import StreamedBase, ready
 from core.intake.packing import MicroBatch
 from core.memory.slot import SlotMemory
-from core.memory.staging import Staging
+from core.memory.staging import Staging, staging
 from core.memory.swap import Swappable
 from core.policy.types import TaskletKind
 
@@ -167,7 +167,7 @@ class CapturedTrainer:
         self._device = weights.embed.device
         began, free = time.perf_counter(), torch.cuda.mem_get_info(self._device)[0]
         self.memory = memory
-        self._staging = Staging(self._device)
+        self._staging = staging(self._device)
         with torch.inference_mode(False), torch.no_grad():
             self._fused = FusedStep(
                 weights,

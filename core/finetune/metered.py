@@ -13,7 +13,8 @@ from core.finetune.trainer import Metric, Trainer
 from core.intake.chat import Encoded
 from core.link.messages import JobSpec
 from core.memory.arena import OutOfMemory
-from core.memory.share import GrowingActivations, JobShare, Moment
+from core.memory.moment import Moment
+from core.memory.share import GrowingActivations, JobShare
 from core.policy.types import TaskletKind
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from core.errors import Invalid
 from core.finetune import base_folder, views
 from core.finetune.base_folder import BaseFolder
 from core.finetune.fused import FusedWeights
+from core.memory.moment import Moment
 from core.memory.rate import Rate
-from core.memory.share import Moment
 from core.memory.window import HostWeights, LayerWindow
 from core.policy.types import TaskletKind
 

@@ -29,7 +29,7 @@ from core.finetune.tasklets import DropoutSeed, MicroBatchRun, Tasklet
 from core.intake import packing
 from core.intake.chat import Encoded
 from core.link.messages import JobSpec
-from core.memory.share import Moment
+from core.memory.moment import Moment
 from core.policy.types import TaskletKind
 
 if TYPE_CHECKING:

@@ -10,21 +10,39 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from threading import Event
 from typing import Protocol
 
 from core.memory.arena import ArenaFull
+from core.memory.moment import Moment
 from core.memory.rate import Rate
 from core.memory.swap import Scratch, Swappable, paced
 
 logger = logging.getLogger(__name__)
 
 
-class Moment(Protocol):
-    """When work that was queued on a device is over: `torch.cuda.Event`."""
+class Move:
+    """An order that is carried out in the share's thread; the `Moment` at which it has been. Seconds of the share's
+    clock, None before: `began_at`, when what it had to wait for was over, and `over_at`."""
 
-    def synchronize(self) -> None: ...
+    began_at: float | None = None
+    over_at: float | None = None
+
+    def __init__(self) -> None:
+        self._over = Event()
+
+    def query(self) -> bool:
+        return self._over.is_set()
+
+    def synchronize(self) -> None:
+        self._over.wait()
+
+    def end(self, now: float) -> None:
+        """It has been carried out."""
+        self.over_at = now
+        self._over.set()
 
 
 class Activations(Protocol):
@@ -96,14 +114,18 @@ class JobShare:
         self.state, self.activations = state, activations
         self.closed = False
         self._rate, self._clock = rate, clock
-        self.moved_at = clock()  # when the last order was carried out
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="harli-share")
-        self._move: Future[None] | None = None
+        self._move: Move | None = None
         self._goal = 0, 0  # pages of state and activations that it will have once all orders are carried out
         self._failure: Exception | None = None
         self.swapped_bytes = 0  # out and back, since the start
 
     # ---- figures -----------------------------------------------------------------------------------------------------
+
+    @property
+    def owner(self) -> str:
+        """Its name in the arena's books."""
+        return self.state.owner
 
     @property
     def held(self) -> int:
@@ -131,7 +153,12 @@ class JobShare:
     @property
     def moving(self) -> bool:
         """Something is on its way, in or out."""
-        return self._move is not None and not self._move.done()
+        return self._move is not None and not self._move.query()
+
+    @property
+    def under_way(self) -> Move | None:
+        """The last order, as long as it has not been carried out."""
+        return self._move if self.moving else None
 
     @property
     def ready(self) -> bool:
@@ -152,13 +179,13 @@ class JobShare:
 
         self._order(run, goal)
 
-    def give_up_activations(self, after: Moment | None = None) -> None:
+    def give_up_activations(self, after: Moment | None = None) -> Move:
         """Drop them, once what is queued is over (`after`); the job begins its micro-batch anew when they are back."""
-        self._order(self.activations.give_up, (self.takeable[0], 0), after)
+        return self._order(self.activations.give_up, (self.takeable[0], 0), after)
 
-    def swap_out(self, after: Moment | None = None) -> None:
+    def swap_out(self, after: Moment | None = None) -> Move:
         """Move the state to host memory, window by window, once what is queued is over."""
-        self._order(lambda: self._swap(self.state.out), (0, self.takeable[1]), after)
+        return self._order(lambda: self._swap(self.state.out), (0, self.takeable[1]), after)
 
     def close(self, after: Moment | None = None) -> None:
         """The job is over: give everything back, once what is queued is over."""
@@ -176,7 +203,7 @@ class JobShare:
     def settle(self) -> None:
         """Wait until nothing is on its way."""
         if self._move is not None:
-            self._move.exception()
+            self._move.synchronize()
 
     def check(self) -> None:
         """Raise what went wrong when something moved."""
@@ -185,21 +212,27 @@ class JobShare:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
-    def _order(self, move: Callable[[], None], goal: tuple[int, int], after: Moment | None = None) -> None:
+    def _order(self, carry_out: Callable[[], None], goal: tuple[int, int], after: Moment | None = None) -> Move:
+        move = Move()
+
         def run() -> None:
             try:
                 if after is not None:
                     after.synchronize()
-                move()
+                move.began_at = self._clock()
+                carry_out()
             except ArenaFull as error:
                 logger.info("a job waits on: %s", error)  # it is wanted again
             except Exception as error:
                 logger.exception("memory of a job could not be moved")
                 self._failure = error
-            self.moved_at = self._clock()
+            finally:
+                move.end(self._clock())
 
         self._goal = goal
-        self._move = self._thread.submit(run)
+        self._move = move
+        self._thread.submit(run)
+        return move
 
     def _swap(self, move: Callable[[], object]) -> None:
         self.swapped_bytes += paced(move(), self._rate)  # type: ignore[arg-type]

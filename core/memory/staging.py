@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 
@@ -20,7 +21,7 @@ PIECE_BYTES = 4 * 2**20
 
 class Staging:
     """The pieces of one device, page-locked once since that takes long; for any thread, one copy at a time. On a CPU
-    the pieces are plain copies."""
+    the pieces are plain copies. The engine has one for each device: `staging`."""
 
     def __init__(self, device: torch.device, rate: Rate = GPU_RATE) -> None:
         self._device = device
@@ -38,9 +39,13 @@ class Staging:
         """A copy on the CPU of a contiguous tensor, as it is once what the calling thread's stream has queued is
         over."""
         made = torch.empty(source.shape, dtype=source.dtype)
+        self.fetch_to(made, source)
+        return made
+
+    def fetch_to(self, made: torch.Tensor, source: torch.Tensor) -> None:
+        """`fetch` into a contiguous CPU tensor of the same size in bytes."""
         with self._lock, torch.inference_mode(False):
             self._fetch(_bytes(made), _bytes(source))
-        return made
 
     def store(self, target: torch.Tensor, value: torch.Tensor) -> None:
         """Make a CPU tensor the content of a contiguous one of its shape and dtype; it is there when this returns.
@@ -95,6 +100,12 @@ class Staging:
             if (wait := self._rate.wait_s(first, time.perf_counter() - began)) > 0:
                 time.sleep(wait)
             yield number % 2, slice(first, min(size, first + PIECE_BYTES))
+
+
+@cache
+def staging(device: torch.device) -> Staging:
+    """That of a device, at the rate that copies may have beside decode."""
+    return Staging(device)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from core.memory.arena import Arena, Region, pages_of, view
 from core.memory.rate import Rate
-from core.memory.staging import Staging
+from core.memory.staging import staging
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class Swappable:
     """
 
     def __init__(self, arena: Arena, owner: str, shapes: Shapes, window: int = WINDOW_BYTES) -> None:
+        self.owner = owner
         self._places: list[tuple[int, int]] = []  # (first byte, bytes) of each tensor
         end = 0
         for shape, dtype in shapes:
@@ -60,7 +61,6 @@ class Swappable:
         # What lies outside, by the window's first page; None: zeros, of which nobody has made any yet.
         self._outside: dict[int, torch.Tensor | None] = {first: None for first, _ in self.windows()}
         self._lock = threading.Lock()
-        self._staging = Staging(self._device)
 
     @property
     def inside(self) -> bool:
@@ -146,7 +146,7 @@ class Swappable:
                 for first, count, begin, end in self._covered(place, size):
                     part = plain[begin - place : end - place]
                     if first not in self._outside:
-                        self._staging.store(self._bytes[begin:end], part)
+                        staging(self._device).store(self._bytes[begin:end], part)
                         continue
                     host = self._outside[first]
                     if host is None:
@@ -156,12 +156,15 @@ class Swappable:
 
     def _read(self, number: int) -> torch.Tensor:
         (place, size), like = self._places[number], self.tensors[number]
-        made = torch.zeros(size, dtype=torch.uint8)
+        made = torch.empty(size, dtype=torch.uint8)
         for first, _, begin, end in self._covered(place, size):
+            part = made[begin - place : end - place]
             if first not in self._outside:
-                made[begin - place : end - place].copy_(self._staging.fetch(self._bytes[begin:end]))
+                staging(self._device).fetch_to(part, self._bytes[begin:end])
             elif (host := self._outside[first]) is not None:
-                made[begin - place : end - place].copy_(host[begin - first * self._page : end - first * self._page])
+                part.copy_(host[begin - first * self._page : end - first * self._page])
+            else:
+                part.zero_()
         return made.view(like.dtype).view(like.shape)
 
     def _covered(self, place: int, size: int) -> Iterator[tuple[int, int, int, int]]:

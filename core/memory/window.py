@@ -22,8 +22,9 @@ import torch
 
 from core.errors import Unavailable
 from core.memory.arena import ArenaFull
+from core.memory.moment import Mark, Moment, Passed
 from core.memory.rate import Rate
-from core.memory.share import GrowingActivations, Moment
+from core.memory.share import GrowingActivations
 from core.memory.swap import ALIGN, WINDOW_BYTES, Scratch, Shapes
 
 # What the rate gives for so long may be copied at once: nobody asks for more between two decode steps.
@@ -31,13 +32,6 @@ _BURST_S = 0.02
 _NO_LAYER = -1
 # Memory is locked by pages of this size.
 _PAGE = 4096
-
-
-class Mark(Moment, Protocol):
-    """A moment among the copies: `torch.cuda.Event`."""
-
-    def query(self) -> bool:
-        """It has passed."""
 
 
 class Copies(Protocol):
@@ -52,16 +46,6 @@ class Copies(Protocol):
         """What is queued from now on does not begin before that."""
 
 
-class _Over:
-    """A moment that has passed."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-
 class _Direct:
     """Copies of a CPU."""
 
@@ -69,7 +53,7 @@ class _Direct:
         target.copy_(source)
 
     def mark(self) -> Mark:
-        return _Over()
+        return Passed()
 
     def after(self, moment: Moment) -> None:
         pass

@@ -201,6 +201,12 @@ class Executor:
         self._free = None
         self._step = None
 
+    def finetuning_first(self) -> None:
+        """What the engine launches next waits for all finetune work that is queued."""
+        if self._tasklets:
+            self._decode.wait_event(self._tasklets[-1].end)
+            self._free = None
+
     def idle(self, count: int, work: Work, layout: Layout = WHOLE) -> int:
         """Nothing decodes: queue up to `count` tasklets on the whole device, or alone on a layout's finetune part."""
         queued = self._queue(work, layout, count, None, NOTHING)
@@ -212,6 +218,9 @@ class Executor:
     ) -> int:
         """Queue tasklets on a layout's stream, the first not before `start` and the end of the chain. queued: expected
         ms that count against the bound already, all that has not finished unless it is given."""
+        queued = self.queued_ms() if queued is None else queued
+        if self._tasklets and queued >= self._bound_ms:
+            return 0  # and the stream has nothing to wait for: what is taken from the job waits for its stream
         stream = self._finetune[layout]
         last = self._last
         waited = start is not None
@@ -224,7 +233,6 @@ class Executor:
         begin = self._recorded(stream) if fresh or last is None else last.end
         if not self._tasklets:
             self._progressed = self._clock()
-        queued = self.queued_ms() if queued is None else queued
         launched = 0
         while launched < count and (not self._tasklets or queued < self._bound_ms):
             kind = work.launch(layout)

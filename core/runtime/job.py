@@ -19,7 +19,7 @@ from core.finetune.captured_job import CapturedJob
 from core.finetune.trainer import Metric, Trainer
 from core.intake import adapter
 from core.link.messages import JobSpec, JobUpdate
-from core.memory.share import Moment
+from core.memory.moment import Moment
 from core.policy.types import JobView, TaskletKind
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -14,10 +14,12 @@ from core.memory.broker import Decision, FinetuneView, KvView, Ledger, Marks, de
 from core.memory.forecast import Arrivals
 from core.memory.job_heap import JobHeap
 from core.memory.metered import MeteredActivations, beyond
+from core.memory.moment import Moment
 from core.memory.rate import GPU_RATE, Rate
-from core.memory.share import GrowingActivations, JobShare, Moment
+from core.memory.share import GrowingActivations, JobShare
 from core.memory.swap import Scratch, Swappable
 from core.memory.window import WindowedActivations
+from core.runtime.reclaim import Reclaim
 
 if TYPE_CHECKING:
     from core.memory._arena import OwnerUse
@@ -65,13 +67,20 @@ class KvPool(Protocol):
     def queued_since(self) -> float | None:
         """When the first of the requests that wait was queued, on the clock of `time.perf_counter`."""
 
+    def short(self) -> Hashable | None:
+        """The first of the requests that wait which what is free does not do for, with those before it."""
+
+    def waits(self, request: Hashable) -> bool:
+        """Whether that one is still queued."""
+
     def growth(self, steps: float) -> int:
         """That running requests take in so many decode steps."""
 
     def arrived(self) -> Sequence[tuple[int, int]]:
         """(prompt, most that may follow) of each request that came since the last call."""
 
-    def resize(self, tokens: int) -> int: ...
+    def resize(self, tokens: int, after: Moment | None = None) -> int:
+        """Answers what the size will be; `after`: when the pages for it are there."""
 
 
 class Broker:
@@ -91,8 +100,8 @@ class Broker:
         self._share: JobShare | None = None
         self._looked_at = self._fitted_at = float("-inf")  # the last look; the last at which all that waited fitted
         self._queue = 0  # requests that waited at the last look and still do, at most
-        self._expecting = False  # pages for the KV cache are on their way out of the job
-        self._taken: tuple[JobShare, float] | None = None  # from whom, and since when, by a reclaim that is under way
+        self._taking: list[Reclaim] = []  # whose pages are on their way out of the job
+        self._following: list[Reclaim] = []  # of which the rest is yet to be seen
         self._reclaims = 0
         self._reclaim_ms: float | None = None  # of the last one
         self._left = self._kv_and_spare()
@@ -190,9 +199,13 @@ class Broker:
 
     @property
     def pressed(self) -> bool:
-        """More requests wait than at the last look, or the KV cache does for what the job is giving up: the next look
-        is not to be put off."""
-        return self._expecting or self._kv.waiting > self._queue
+        """Requests have come since the last look: the next one is not to be put off."""
+        return self._kv.waiting > self._queue
+
+    @property
+    def reclaiming(self) -> bool:
+        """The KV cache waits for what the job gives up."""
+        return any(not one.free for one in self._taking)
 
     @property
     def room(self) -> tuple[int, float]:
@@ -203,55 +216,79 @@ class Broker:
 
     # ---- step path ---------------------------------------------------------------------------------------------------
 
+    def batch_made(self) -> None:
+        """The engine has taken up who it could of those that waited."""
+        self._queue = min(self._queue, self._kv.waiting)
+        self._follow()
+
     def look(self, *, step_ms: Callable[[], float | None], restart: Callable[[], Moment | None]) -> None:
         """Decide, if it is time; `step_ms`: a step's ms, where they are known, asked for only then. Called between two
         steps."""
         now = self._clock()
         if now - self._looked_at < _EVERY_S and not self.pressed:
-            self._queue = min(self._queue, self._kv.waiting)
             return
         self._looked_at, self._queue = now, self._kv.waiting
         share = self._share
-        self._expecting = self._expecting and share is not None and share.moving
-        self._time_reclaim()
+        self._follow()
         if share is not None and share.closed and not share.moving:
             self._share = None
         kv = self._kv_view(now, step_ms())
-        if kv.queued <= self._kv.free:
-            self._fitted_at = now  # who waits does so for a prefill, not for memory
+        self._note_fit(kv.queued)
         decision, self._ledger = decide(kv, self._finetune_view(), self._spare(), self._marks, self._ledger, now)
         self._carry_out(decision, restart)
+        self._note_fit(kv.queued)
         self._left = self._kv_and_spare()
+
+    def _note_fit(self, queued: int) -> None:
+        """Who waits while there is room for all, there or on its way, waits for a prefill and not for a decision."""
+        kv = self._kv
+        if queued <= kv.free + max(0, kv.goal - kv.size):
+            self._fitted_at = self._looked_at
 
     def _carry_out(self, decision: Decision, restart: Callable[[], Moment | None]) -> None:
         share = self._share
         if share is not None and (decision.drop_activations or decision.swap_out):
-            pages = sum(share.takeable) if decision.swap_out else share.takeable[1]
-            if self._taken is None:
-                queued = self._kv.queued_since()
-                since = self._looked_at if queued is None else min(max(queued, self._fitted_at), self._looked_at)
-                self._taken = share, since
-            over = restart()
-            share.give_up_activations(over)
-            if decision.swap_out:
-                share.swap_out(over)
-            self._expecting = True
-            self._note("memory_reclaimed", pages, decision.reason)
-        self._resize(decision)
+            self._take(share, decision, restart)
+        else:
+            self._resize(decision)
         if share is not None and decision.grant and self._free_now() >= decision.grant:
             share.grant(decision.grant)
             self._note("memory_granted", decision.grant, decision.reason)
 
-    def _time_reclaim(self) -> None:
-        """How long the reclaim took that is through, if one is."""
-        if self._taken is None or self._taken[0].moving:
-            return
-        (share, since), self._taken = self._taken, None
-        self._reclaims += 1
-        self._reclaim_ms = (share.moved_at - since) * 1e3
+    def _take(self, share: JobShare, decision: Decision, restart: Callable[[], Moment | None]) -> None:
+        """Have the job give up what it is to, and the KV cache grow by each part as soon as that is there."""
+        kv = self._kv
+        pages = sum(share.takeable) if decision.swap_out else share.takeable[1]
+        queued, short = kv.queued_since(), kv.short()
+        since = self._looked_at if queued is None else min(max(queued, self._fitted_at), self._looked_at)
+        over = restart()
+        self._note("memory_reclaimed", pages, decision.reason)
+        moves = [share.give_up_activations(over)]
+        self._resize(decision)
+        if decision.swap_out:
+            moves.append(share.swap_out(over))
+            self._resize(decision)
+        self._taking.append(Reclaim(pages * self._page_bytes, since, self._looked_at, moves, kv.goal, short))
+
+    def _follow(self) -> None:
+        """See what became of reclaims since."""
+        now, kv = self._clock(), self._kv
+        for one in [one for one in self._taking if one.free]:
+            self._taking.remove(one)
+            self._following.append(one)
+            self._reclaims += 1
+            self._reclaim_ms = one.ms
+        for one in list(self._following):
+            if one.grown_at is None and kv.size >= min(one.tokens, kv.goal):
+                one.grown_at = now
+            if one.admitted_at is None and one.short is not None and not kv.waits(one.short):
+                one.admitted_at = now
+            if one.through:
+                self._following.remove(one)
+                self._news.append(("memory_reclaimed", str(one)))
 
     def _resize(self, decision: Decision) -> None:
-        """Grow as far as there are pages by now, or shrink; what the job is about to give up comes at a later look."""
+        """Grow as far as there are pages, those that the job is about to give up included, or shrink."""
         kv = self._kv
         had, rows, spare = kv.rows_of(kv.goal), decision.rows, self._spare()
         before = kv.pages_of(kv.goal)
@@ -259,7 +296,8 @@ class Broker:
             rows -= 1
         if rows == had:
             return
-        pages = kv.pages_of(kv.resize(kv.slots_of(rows))) - before
+        after = self._share.under_way if self._share is not None else None
+        pages = kv.pages_of(kv.resize(kv.slots_of(rows), after)) - before
         if pages:
             self._note("kv_grows" if pages > 0 else "kv_shrinks", abs(pages), decision.reason)
 
@@ -304,18 +342,19 @@ class Broker:
         return self._kv_and_spare() - self._kv.pages_of(self._kv.goal)
 
     def _kv_and_spare(self) -> int:
-        """Pages that the KV cache has or could have: all but the job's and those that others hold."""
-        said = self._kv.arena.statistics()
-        return said.capacity - said.lost - (said.used - _of_kv(said.owners)) - self._promised()
+        """Pages that the KV cache has or could have: all but those that the job keeps and those that others hold."""
+        said, share = self._kv.arena.statistics(), self._share
+        of_others = said.used - _of(KV_OWNER, said.owners)
+        if share is None:
+            return said.capacity - said.lost - of_others
+        return said.capacity - said.lost - (of_others - _of(share.owner, said.owners)) - sum(share.takeable)
 
     def _free_now(self) -> int:
         """Pages that nobody uses and nobody is about to."""
         said = self._kv.arena.statistics()
-        growing = max(0, self._kv.pages_of(self._kv.goal) - _of_kv(said.owners))
-        return said.capacity - said.lost - said.used - growing - self._promised()
-
-    def _promised(self) -> int:
-        return self._share.promised if self._share is not None else 0
+        growing = max(0, self._kv.pages_of(self._kv.goal) - _of(KV_OWNER, said.owners))
+        promised = self._share.promised if self._share is not None else 0
+        return said.capacity - said.lost - said.used - growing - promised
 
     def _note(self, code: Code, pages: int, reason: str) -> None:
         self._news.append((code, f"{_WORDS[code].format(pages * self._page_bytes / 2**20)}: {reason}"))
@@ -347,5 +386,5 @@ def _owner(job_id: str) -> str:
     return f"job {job_id}"
 
 
-def _of_kv(owners: Iterable[OwnerUse]) -> int:
-    return next((one.pages for one in owners if one.name == KV_OWNER), 0)
+def _of(name: str, owners: Iterable[OwnerUse]) -> int:
+    return next((one.pages for one in owners if one.name == name), 0)

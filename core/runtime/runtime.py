@@ -163,14 +163,18 @@ class Runtime:
     def step_begins(self) -> None:
         """A batch is about to be launched."""
         self._step_began = self._time()
+        if self._engine.memory is not None:
+            self._engine.memory.batch_made()
         if self._engine.queued is not None:
             self._engine.queued.executor.other_batch()
         if self._profiler is not None:
             self._profiler.other_batch()
 
     def prefill_begins(self) -> None:
-        """A prefill is about to be launched."""
+        """A prefill is about to be launched. Beside it, what the KV cache waits for would be over when it is."""
         self._clock.prefill_begins()
+        if self._engine.queued is not None and self._engine.memory is not None and self._engine.memory.reclaiming:
+            self._engine.queued.executor.finetuning_first()
         self.step_begins()
 
     def decode_begins(self, load: Load) -> None:
@@ -178,6 +182,8 @@ class Runtime:
         and select its graphs."""
         queued = self._queued
         now = self._step_began = self._time()
+        if self._engine.memory is not None:
+            self._engine.memory.batch_made()
         self._load = load
         self._step_size = Size(queued.padded(len(load.running)), load.kv_tokens, load.max_kv)
         if self._measures(load):

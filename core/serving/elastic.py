@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil
@@ -27,6 +27,7 @@ from sglang.srt.mem_cache.radix_cache import RadixCache
 
 from core.errors import Unavailable
 from core.memory.arena import Arena, ArenaError
+from core.memory.moment import Moment
 from core.memory.rows import Rows
 from core.serving.elastic_pool import ElasticMHATokenToKVPool, ElasticTokenAllocator, refused
 
@@ -79,6 +80,7 @@ class ElasticKV:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="harli-memory")
         self._mapping: Future[None] | None = None
         self._rows_wanted = self._rows.rows
+        self._growth: list[tuple[int, Moment | None]] = []  # rows to come, and when there are pages for them
         self._before, self._since, self._moved = self.size, clock(), 0
         self._settled = True
         self._known: Collection[str] = ()  # requests that were there at the last look
@@ -142,9 +144,12 @@ class ElasticKV:
         waiting = self._scheduler.waiting_queue
         if not waiting:
             return 0
-        ratio = self._scheduler.new_token_ratio_tracker.current
-        held_back: float = ratio * sum(_ahead(request) for request in self._scheduler.running_batch.reqs)
-        return ceil(held_back) + sum(self._need(request) for request in waiting)
+        return self._held_back() + sum(self._need(request) for request in waiting)
+
+    def _held_back(self) -> int:
+        """Slots that SGLang keeps for those that run when it takes up others."""
+        ratio: float = self._scheduler.new_token_ratio_tracker.current
+        return ceil(ratio * sum(_ahead(request) for request in self._scheduler.running_batch.reqs))
 
     @property
     def waiting(self) -> int:
@@ -154,6 +159,20 @@ class ElasticKV:
     def queued_since(self) -> float | None:
         """When the first of the requests that wait was queued, on the clock of `time.perf_counter`."""
         return min((one.time_stats.wait_queue_entry_time for one in self._scheduler.waiting_queue), default=None)
+
+    def short(self) -> Hashable | None:
+        """The id of the first of the requests that wait which what is free does not do for, with those before it."""
+        left = self.free - self._held_back()
+        for request in self._scheduler.waiting_queue:
+            left -= self._need(request)
+            if left < 0:
+                rid: str = request.rid
+                return rid
+        return None
+
+    def waits(self, request: Hashable) -> bool:
+        """Whether the request of that id is still queued."""
+        return any(one.rid == request for one in self._scheduler.waiting_queue)
 
     def growth(self, steps: float) -> int:
         """Slots that running requests take in so many decode steps."""
@@ -172,14 +191,20 @@ class ElasticKV:
 
     # ---- orders ------------------------------------------------------------------------------------------------------
 
-    def resize(self, tokens: int) -> int:
+    def resize(self, tokens: int, after: Moment | None = None) -> int:
         """Make for a pool of `tokens` slots, rounded up to whole rows, and within what requests at hand need and the
-        full pool; answers what it will be."""
+        full pool; answers what it will be. after: when there are pages for it, if it grows; the thread waits."""
         wanted = self.rows_of(min(max(tokens, self.fewest()), self.most))
         if wanted != self._rows_wanted:
             if self._settled:
                 self._before, self._since, self._moved = self.size, self._clock(), 0
                 self._settled = False
+            if wanted > self._rows_wanted:
+                self._growth.append((wanted, after))
+            else:
+                self._growth = [
+                    (min(rows, wanted), moment) for rows, moment in self._growth if wanted > self._rows.rows
+                ]
             self._rows_wanted = wanted
             if self.slots_of(wanted) < self.size:
                 self._set_size(self.slots_of(wanted))
@@ -194,16 +219,20 @@ class ElasticKV:
         failure = ""
         if self._mapping is not None:
             if not self._mapping.done():
+                self._hand_out()
                 return None
             mapping, self._mapping = self._mapping, None
             try:
                 mapping.result()
             except ArenaError as error:
-                failure, self._rows_wanted = str(error), self._rows.rows
+                failure, self._rows_wanted, self._growth = str(error), self._rows.rows, []
                 logger.warning("the KV cache stays at %d tokens: %s", self.size, failure)
         wanted = self._rows_wanted
         if wanted > self._rows.rows:
-            self._map(wanted)
+            self._hand_out()
+            growth = [(rows, moment) for rows, moment in self._growth if rows > self._rows.rows]
+            self._growth = []
+            self._map(growth or [(wanted, None)])
             return None
         if self.size != self.slots_of(wanted):
             self._set_size(self.slots_of(wanted))
@@ -212,7 +241,8 @@ class ElasticKV:
         if self._allocator.excess:
             return None
         if wanted < self._rows.rows:
-            self._map(wanted)
+            self._growth.clear()
+            self._map([(wanted, None)])
             return None
         self._settled = True
         return Resized(self._before, self.size, self._clock() - self._since, self._moved, failure)
@@ -274,14 +304,24 @@ class ElasticKV:
         if self._scheduler.tree_cache.evictable_size() > 0:
             self._scheduler.tree_cache.evict(EvictParams(num_tokens=tokens))
 
-    def _map(self, rows: int) -> None:
-        """Map or unmap in the thread. Rows that go are out of use once the work is done that is queued by now."""
-        queued = self._queued_work() if rows < self._rows.rows else []
+    def _hand_out(self) -> None:
+        """Rows that are there while others are still to come."""
+        there = self.slots_of(min(self._rows.rows, self._rows_wanted))
+        if there > self.size:
+            self._set_size(there)
+
+    def _map(self, sizes: Sequence[tuple[int, Moment | None]]) -> None:
+        """Map or unmap to one number of rows after another in the thread, each when its moment has come. Rows that go
+        are out of use once the work is done that is queued by now."""
+        queued = self._queued_work() if sizes[0][0] < self._rows.rows else []
 
         def run() -> None:
             for event in queued:
                 event.synchronize()
-            self._rows.resize(rows)
+            for rows, moment in sizes:
+                if moment is not None:
+                    moment.synchronize()
+                self._rows.resize(rows)
 
         self._mapping = self._thread.submit(run)
 

@@ -21,9 +21,10 @@ from core.intake import packing
 from core.intake.packing import MicroBatch
 from core.link.messages import JobSpec
 from core.memory.arena import Arena
+from core.memory.moment import Passed
 from core.memory.share import JobShare
 from core.memory.slot import SlotMemory
-from core.memory.staging import Staging
+from core.memory.staging import staging
 from tests.finetune import small
 
 TOKENS, RANK = 32, 4
@@ -38,19 +39,11 @@ def weights(source: PreTrainedModel, path: Path) -> FusedWeights:
     return FusedWeights.of(served, views.shared_model(served, small.folder(source, path)))
 
 
-class Moment:
+class Stream:
     """Of a device that is never behind."""
 
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        """It is over."""
-
-
-class Stream:
-    def record_event(self) -> Moment:
-        return Moment()
+    def record_event(self) -> Passed:
+        return Passed()
 
     def wait_event(self, event: Any) -> None:
         """It is over."""
@@ -127,7 +120,7 @@ class CpuSlot(CapturedTrainer):
         self._fused = FusedStep(fused, rank=RANK, micro_batch_tokens=TOKENS, recompute=recompute, place=self.memory)
         self._graphs = [{work: _Graph(self._fused, work) for work in self._fused.every_work()}]  # type: ignore[misc]
         self._device = torch.device("cpu")
-        self._staging = Staging(self._device)
+        self._staging = staging(self._device)
         self.streams, self._on = (Stream(),), [nullcontext()]  # type: ignore[assignment,list-item]
         self._constants, self._program, self._copied = (0.0, 0.0, 0.0), None, None
         self._pending = deque()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from core.memory import _arena
+from core.memory.moment import Passed
 from core.memory.rate import Rate
 from core.memory.swap import WINDOW_BYTES, Scratch
 from core.memory.window import Block, HostWeights, LayerWindow
@@ -58,18 +59,10 @@ class Copied:
         target.copy_(source)
         self.bytes.append(len(target))
 
-    def mark(self) -> _Passed:
-        return _Passed()
+    def mark(self) -> Passed:
+        return Passed()
 
     def after(self, moment: object) -> None:
-        pass
-
-
-class _Passed:
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
         pass
 
 

@@ -108,6 +108,25 @@ def test_what_is_queued_is_bounded_and_one_tasklet_may_always_be() -> None:
     assert step(slow, StepPlan(SPLIT, beside=50)) == (1, 0)
 
 
+def test_a_part_that_gets_no_tasklet_has_nothing_to_wait_for() -> None:
+    """What the job had queued there is over when it is, not when the step begins that it would have waited for."""
+    e = engine(bound_ms=10.0)
+    step(e, StepPlan(SPLIT, beside=3))
+    e.executor.other_batch()
+    e.decode.run(200.0)  # a prefill
+    assert step(e, StepPlan(SPLIT, beside=1)) == (0, 0)
+    assert e.finetune[SPLIT].until == 12.0
+
+
+def test_finetuning_may_come_before_what_the_engine_launches_next() -> None:
+    e = engine()
+    step(e, StepPlan(SPLIT, beside=3))
+    e.executor.other_batch()
+    assert e.decode.run(0.0)[0] == 6.0, "a prefill begins behind the step"
+    e.executor.finetuning_first()
+    assert e.decode.run(0.0)[0] == 12.0
+
+
 def test_each_step_may_have_as_much_behind_it_whatever_the_one_before_left() -> None:
     """With overlap a step is planned while all that is behind the one before it has still to run."""
     e = engine(bound_ms=10.0)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from core.errors import Unavailable
+from core.memory.share import Move
 
 SLOTS = 63
 ROW = 8  # tokens: 32 KiB a token and column, pages of 256 KiB
@@ -239,6 +240,36 @@ def test_growing_hands_out_the_new_slots(engine: Engine) -> None:
     engine.check()
 
 
+def test_it_grows_by_each_part_as_soon_as_there_are_pages_for_it(engine: Engine) -> None:
+    """Nobody has to look again: the thread waits for what a job gives up."""
+    engine.kv.resize(15)
+    engine.settle()
+    claim = engine.kv.arena.claim("job", 24)
+    first, second = Move(), Move()
+    assert engine.kv.resize(39, first) == 39 == engine.kv.goal and engine.kv.resize(SLOTS, second) == SLOTS
+    for _ in range(3):
+        assert engine.kv.advance() is None and engine.kv.size == 15
+    claim.resize(12)
+    first.end(1.0)
+    deadline = time.monotonic() + 20
+    while engine.kv.size < 39 and time.monotonic() < deadline:
+        assert engine.kv.advance() is None
+    assert engine.kv.size == 39 and engine.admit(engine.request(list(range(30)))), "while the rest is still to come"
+    claim.resize(0)
+    second.end(2.0)
+    assert engine.settle().after == SLOTS
+
+
+def test_a_growth_that_is_not_wanted_any_more_waits_for_nothing_after_it(engine: Engine) -> None:
+    engine.kv.resize(31)
+    engine.settle()
+    move = Move()
+    engine.kv.resize(SLOTS, move)
+    assert engine.kv.resize(31) == 31 and engine.settle().after == 31
+    engine.kv.resize(47)
+    assert engine.settle().after == 47 and not move.query()
+
+
 def test_the_pool_stays_large_enough_for_every_request_at_hand(engine: Engine) -> None:
     engine.scheduler.waiting_queue.append(engine.request(list(range(30)), ahead=10))
     assert engine.kv.resize(1) == 47
@@ -345,8 +376,10 @@ def test_what_requests_ask_for_is_counted_as_sglangs_admission_counts_it(elastic
     waiting.append(engine.request(list(range(7)), ahead=3))
     assert kv.asked() == 20 // 2 + (8 + elastic.CLIP_MAX_NEW_TOKENS) + (7 + 3)
     assert kv.arrived() == [(8, elastic.CLIP_MAX_NEW_TOKENS), (7, 3)]
+    first, second = waiting
+    assert kv.short() == first.rid and kv.waits(first.rid)
     waiting.pop(0)
-    assert kv.arrived() == []
+    assert kv.arrived() == [] and kv.short() is None and not kv.waits(first.rid) and kv.waits(second.rid)
 
 
 def test_room_is_made_at_the_start_by_whole_rows(elastic: ModuleType) -> None:
