@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -30,46 +31,88 @@ def chrome() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="package")
+def viewer(chrome: Browser) -> Iterator[BrowserContext]:
+    """The viewer of the tests that need no other. What the console's pages are made of it loads once, which took half
+    of the time of opening one."""
+    viewer = _viewer(chrome)
+    yield viewer
+    viewer.close()
+
+
 @pytest.fixture
-def new_page(chrome: Browser, tmp_path: Path) -> Iterator[NewPage]:
-    """Opens pages, each in a context (a viewer) of its own. A script error, an exception of the console or a request
-    to another machine fails the test. What each page showed last is left in the test's temporary folder."""
-    contexts: list[BrowserContext] = []
-    faults: list[str] = []
+def faults(tmp_path: Path) -> Iterator[Faults]:
+    faults = Faults(tmp_path)
+    yield faults
+    assert not faults.found, "\n".join(faults.found)
 
-    def watch(page: Page) -> None:
-        page.set_default_timeout(_PATIENCE_MS)
-        page.on("pageerror", lambda error: faults.append(f"script error: {error}"))
-        page.on("request", lambda request: faults.extend(elsewhere(request.url)))
 
-    def elsewhere(url: str) -> list[str]:
-        parts = urlsplit(url)
-        remote = parts.scheme in ("http", "https", "ws", "wss") and parts.hostname not in ("127.0.0.1", "localhost")
-        return [f"request to another machine: {url}"] if remote else []
+@pytest.fixture
+def new_page(chrome: Browser, faults: Faults) -> Iterator[NewPage]:
+    """Opens pages, each in a context (a viewer) of its own."""
+    viewers: list[BrowserContext] = []
 
-    def open_page(
-        *, size: dict[str, int] = WIDE, scheme: str = "light", zone: str = "Europe/Berlin", **context: object
-    ) -> Page:
-        viewer = chrome.new_context(viewport=size, color_scheme=scheme, timezone_id=zone, locale="en-GB", **context)  # type: ignore[arg-type]
-        contexts.append(viewer)
-        page = viewer.new_page()
-        watch(page)
-        return page
+    def open_page(**options: Any) -> Page:
+        viewers.append(_viewer(chrome, **options))
+        return faults.watch(viewers[-1].new_page())
 
     yield open_page
-    for viewer in contexts:
-        for page in viewer.pages:
-            page.screenshot(path=tmp_path / f"page-{contexts.index(viewer)}.png")
-            shown = page.get_by_test_id("stException")
-            if shown.count():
-                faults.append(f"exception at {page.url}: {shown.first.inner_text()}")
+    for viewer in viewers:
+        faults.take(viewer)
         viewer.close()
-    assert not faults, "\n".join(faults)
 
 
 @pytest.fixture
-def page(new_page: NewPage) -> Page:
-    return new_page()
+def page(viewer: BrowserContext, faults: Faults) -> Iterator[Page]:
+    """A page of a viewer who has been nowhere: what the console's pages left in the browser goes after each test."""
+    yield faults.watch(viewer.new_page())
+    faults.take(viewer)
+    for page in viewer.pages:
+        if page.url.startswith("http"):  # a blank one has no storage
+            page.evaluate("localStorage.clear()")
+        page.close()
+    viewer.clear_cookies()
+
+
+def _viewer(
+    chrome: Browser,
+    *,
+    size: dict[str, int] = WIDE,
+    scheme: str = "light",
+    zone: str = "Europe/Berlin",
+    **context: Any,
+) -> BrowserContext:
+    options = {"viewport": size, "color_scheme": scheme, "timezone_id": zone, "locale": "en-GB", **context}
+    return chrome.new_context(**options)  # type: ignore[arg-type]
+
+
+class Faults:
+    """What fails a test whatever it asserts: a script error, an exception of the console, a request to another machine.
+    What each page showed last is left in the test's temporary folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.found: list[str] = []
+        self._folder, self._shots = folder, 0
+
+    def watch(self, page: Page) -> Page:
+        page.set_default_timeout(_PATIENCE_MS)
+        page.on("pageerror", lambda error: self.found.append(f"script error: {error}"))
+        page.on("request", lambda request: self._look_at(request.url))
+        return page
+
+    def _look_at(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname not in ("127.0.0.1", "localhost"):
+            self.found.append(f"request to another machine: {url}")
+
+    def take(self, viewer: BrowserContext) -> None:
+        """Of the pages that a viewer has open."""
+        for page in viewer.pages:
+            page.screenshot(path=self._folder / f"page-{self._shots}.png")
+            self._shots += 1
+            shown = page.get_by_test_id("stException")
+            if shown.count():
+                self.found.append(f"exception at {page.url}: {shown.first.inner_text()}")
 
 
 def visit(page: Page, url: str, heading: str | re.Pattern[str]) -> None:

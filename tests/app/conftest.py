@@ -16,7 +16,7 @@ from core.api.schemas import Dataset
 from core.client import TERMINAL, Client
 from core.config import EngineSettings, Settings
 from core.errors import HarliError
-from tests.app.browser import chrome, new_page, page  # noqa: F401
+from tests.app.browser import chrome, faults, new_page, page, viewer  # noqa: F401
 from tests.app.peer import Peer
 from tests.machine import ROOT
 from tests.stack import free_ports, running, until
