@@ -1,4 +1,4 @@
-"""The whole journey in the browser, on the real engine: upload, submit, watch, move a target, chat."""
+"""The whole journey in the browser, on the real engine: upload, submit, watch, move a target, stop, chat."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAMPLE = ROOT / "sample_data" / "captain.jsonl"
 _PROMPTS = (ROOT / "sample_data" / "prompts.txt").read_text().splitlines()
 _LONG_MS = 240_000  # for a machine that is busy with other tests; how fast it is, is not asked here
 _JOB_S = 420
-_STEPS = 20
+_FEWEST_STEPS = 10  # after which the adapter speaks as the data set does; the job would take more than anybody waits
 
 
 @pytest.fixture
@@ -76,16 +76,22 @@ def submit(page: Page, client: Client) -> Job:
     page.get_by_label("Adapter name").fill(NAME)
     page.get_by_text("Expert settings").click()
     page.get_by_role("radio", name="steps").click()
-    steps = page.get_by_label("Optimizer steps")
-    expect(steps).to_be_enabled()
-    steps.fill(str(_STEPS))
-    steps.press("Tab")
-    expect(page.get_by_text(f"About {_STEPS} steps")).to_be_visible()
+    fill(page, "Optimizer steps", "400")
+    fill(page, "Learning rate", "0.003")
+    fill(page, "Tokens per micro-batch", "128")
+    expect(page.get_by_text("About 400 steps")).to_be_visible()
     shoot(page, "new-job")
     page.get_by_role("button", name="Submit job").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"{NAME} on {NAME}", timeout=_LONG_MS)
     (job,) = [job for job in client.jobs().items if job.adapter_name == NAME]
     return job
+
+
+def fill(page: Page, label: str, value: str) -> None:
+    field = page.get_by_label(label)
+    expect(field).to_be_enabled()
+    field.fill(value)
+    field.press("Tab")
 
 
 def watch_the_loss_fall(page: Page) -> float:
@@ -122,7 +128,7 @@ def look_at_the_memory(page: Page) -> None:
 def look_at_the_overview(page: Page, client: Client, job: Job) -> None:
     follow(page, "Overview")
     page.get_by_role("radio", name="1 min").click()
-    until(lambda: client.job(job.id).step >= 2 * _STEPS // 3, _JOB_S, "most of the job", pause_s=1.0)
+    until(lambda: client.job(job.id).step >= _FEWEST_STEPS, _JOB_S, "most of what it learns", pause_s=1.0)
     expect(tile(page, "ITL p99").locator(".value")).to_have_text(re.compile(r"\d"))
     expect(tile(page, "Finetune").locator(".value")).not_to_have_text("0.0")
     expect(page.locator("canvas").nth(5)).to_be_visible()
@@ -146,10 +152,12 @@ def read_the_frontier(page: Page, client: Client) -> None:
     shoot(page, "alerts")
 
 
-def wait_for_the_end(page: Page, client: Client, job: Job) -> Job:
+def stop_and_keep(page: Page, client: Client, job: Job) -> Job:
     page.get_by_test_id("stMain").get_by_role("link", name=job.name).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(job.name)
     shoot(page, "job")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop and keep the adapter").click()
     until(lambda: client.job(job.id).state in TERMINAL, _JOB_S, "the job's end", pause_s=1.0)
     expect(page.get_by_text("saving → succeeded")).to_be_visible()
     return client.job(job.id)
@@ -182,7 +190,7 @@ def test_from_a_file_to_an_adapter_that_answers(page: Page, stack: Stack, traffi
     move_the_target(page, stack.client)
     look_at_the_memory(page)
     look_at_the_overview(page, stack.client, job)
-    ended = wait_for_the_end(page, stack.client, job)
+    ended = stop_and_keep(page, stack.client, job)
     read_the_frontier(page, stack.client)
     traffic.set()
     assert ended.loss is not None
@@ -191,13 +199,15 @@ def test_from_a_file_to_an_adapter_that_answers(page: Page, stack: Stack, traffi
     chat_with_both(page, stack.client)
 
 
+def answers_of(page: Page, tokens: int) -> None:
+    page.get_by_role("button", name="Sampling").click()
+    fill(page, "Longest answer, tokens", str(tokens))
+    page.keyboard.press("Escape")
+
+
 def test_an_answer_can_be_stopped(page: Page, stack: Stack) -> None:
     visit(page, f"{stack.console_url}/playground?both=false", "Playground")
-    page.get_by_role("button", name="Sampling").click()
-    tokens = page.get_by_label("Longest answer, tokens")
-    tokens.fill("2000")
-    tokens.press("Tab")
-    page.keyboard.press("Escape")
+    answers_of(page, tokens=2000)
     ask(page, "Write a very long story about a ship and its captain.")
     answer = page.get_by_test_id("stChatMessage").nth(1)
     expect(answer).to_contain_text(re.compile(r"\w+ \w+"), timeout=_LONG_MS)
@@ -208,6 +218,7 @@ def test_an_answer_can_be_stopped(page: Page, stack: Stack) -> None:
 
 def test_what_has_streamed_is_there_after_a_page_switch(page: Page, stack: Stack) -> None:
     visit(page, f"{stack.console_url}/playground?both=false", "Playground")
+    answers_of(page, tokens=60)
     ask(page, "Name three rivers.")
     expect(page.get_by_test_id("stChatMessage")).to_have_count(2)
     follow(page, "Targets")
