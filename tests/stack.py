@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from core.api.schemas import Part
 from core.client import Client
-from core.config import EngineSettings, Settings
+from core.config import EngineSettings, FinetuneSettings, Settings
 from core.errors import HarliError
 from core.serving import model_folder
 from tests.machine import ROOT
@@ -85,6 +85,7 @@ def _settings(data_dir: Path, model: Path) -> Settings:
         engine_port=engine,
         console_port=console,
         engine=EngineSettings(model=model),
+        finetune=FinetuneSettings(micro_batch_tokens=128),  # half of what a step of a job takes by default
     )
 
 
@@ -97,6 +98,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "HARLI_ENGINE_PORT": str(settings.engine_port),
         "HARLI_CONSOLE_PORT": str(settings.console_port),
         "HARLI_ENGINE__MODEL": str(settings.engine.model),
+        "HARLI_FINETUNE__MICRO_BATCH_TOKENS": str(settings.finetune.micro_batch_tokens),
     }
 
 

@@ -28,13 +28,22 @@ def told(heading: str) -> str:
     return re.sub(r"(max_steps=|--max-steps |\"max_steps\": )30", r"\g<1>2", code)
 
 
-def walk(stack: Stack, *command: str, **extra: str) -> str:
-    """Run a program in the checkout as someone who has the virtual environment on the path; what it printed."""
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the ways need of the checkout: the first rows of the sample."""
+    rows = (ROOT / "sample_data" / "captain.jsonl").read_text().splitlines(keepends=True)[:12]
+    (tmp_path / "sample_data").mkdir()
+    (tmp_path / "sample_data" / "captain.jsonl").write_text("".join(rows))
+    return tmp_path
+
+
+def walk(stack: Stack, folder: Path, script: str) -> str:
+    """Run a shell's script in a folder as someone who has the virtual environment on the path; what it printed."""
     own = environment(stack.settings)
     path = f"{Path(sys.executable).parent}{os.pathsep}{own['PATH']}"
     done = subprocess.run(
-        command, cwd=ROOT, env={**own, "PATH": path, **extra}, capture_output=True, text=True, timeout=_TIMEOUT_S,
-        check=False,
+        ["bash", "-euo", "pipefail", "-c", script], cwd=folder, env={**own, "PATH": path}, capture_output=True,
+        text=True, timeout=_TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -47,33 +56,30 @@ def leave(stack: Stack, name: str) -> None:
         stack.client.delete_dataset(name)
 
 
-def test_the_shell(stack: Stack) -> None:
-    said = walk(stack, "bash", "-euo", "pipefail", "-c", told("Shell"))
+def test_the_shell(stack: Stack, folder: Path) -> None:
+    said = walk(stack, folder, told("Shell"))
     assert "Adapter captain-shell@1 is ready" in said
     assert re.search(r"job-[0-9a-f]+ .*succeeded", said)
     leave(stack, "captain-shell")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl; run scripts/system-packages.sh")
-def test_http(stack: Stack) -> None:
-    said = walk(stack, "bash", "-euo", "pipefail", "-c", told("HTTP"))
+def test_http(stack: Stack, folder: Path) -> None:
+    said = walk(stack, folder, told("HTTP"))
     assert '"state":"succeeded"' in said
     assert '"role":"assistant"' in said
     leave(stack, "captain-http")
 
 
-def test_openais_client(stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rows = (ROOT / "sample_data" / "captain.jsonl").read_text().splitlines(keepends=True)[:12]
-    (tmp_path / "sample_data").mkdir()
-    (tmp_path / "sample_data" / "captain.jsonl").write_text("".join(rows))
-    said = _exec(told("OpenAI's client"), stack, monkeypatch, tmp_path)
+def test_openais_client(stack: Stack, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    said = _exec(told("OpenAI's client"), stack, monkeypatch, folder)
     assert said.strip()
     assert stack.client.adapter("captain-openai").deployment == "deployed"
     leave(stack, "captain-openai")
 
 
-def test_the_notebooks_short_form(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = _exec(told("Notebook"), stack, monkeypatch, ROOT)
+def test_the_notebooks_short_form(stack: Stack, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    said = _exec(told("Notebook"), stack, monkeypatch, folder)
     assert said.strip()
     leave(stack, "captain-notebook")
 
