@@ -316,6 +316,7 @@ class Runtime:
             if self._engine.profiling is not None:
                 self._engine.profiling.finish()
                 self._predictor = self._engine.profiling.predictor
+                self._relative = {}  # it has yet to be told of the job
             self._engine.announced()
             self._interval = Interval(self._time())
             self._link.reconnected()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -327,6 +328,24 @@ def test_the_engines_own_batches_are_measured_before_it_is_announced(announced: 
     announced.runtime.idle(Load((), 0, 0, 0, 0, 0, 16_384))
     reports = [message for message in announced.received() if isinstance(message, Telemetry)]
     assert [report.decode_tokens for report in reports] == [0]
+
+
+def test_a_new_predictor_is_told_of_the_job_that_runs_by_then(announced: Announced, taken: Profile) -> None:
+    """Its tasklets take three times as long as those that the profile was taken of."""
+    runtime, profiling = announced.runtime, announced.profiling
+    job = SimpleNamespace(
+        relative={"forward": 3.0}, ended=False, token=1, spec=SimpleNamespace(job_id="job-1"),
+        poll=lambda: None, view=lambda: None, interrupt=lambda: None,
+    )  # fmt: skip
+    runtime._job = job  # type: ignore[assignment]
+    profiling.profiler = None
+    for _ in range(2):
+        alone = TwoStagePredictor(taken).tasklet_ms(WHOLE, "forward")
+        profiling.predictor = TwoStagePredictor(taken)
+        runtime._calibration = []
+        runtime.finish_calibration()
+        runtime.idle(Load((), 0, 0, 0, 0, 0, 16_384))
+        assert profiling.predictor.tasklet_ms(WHOLE, "forward") == pytest.approx(3.0 * alone)
 
 
 def test_a_request_of_somebody_else_meanwhile_is_decoded_with_the_engines_own_graphs(announced: Announced) -> None:
