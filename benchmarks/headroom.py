@@ -9,7 +9,8 @@ and nothing else for a while, then a burst of more requests of one length than c
 Rows: layout; concurrent_requests: the most that ran at once; retractions: requests that were put back for want of KV
 slots; finetune_tokens_s: of the quiet stretch, and of the whole run; reclaim_ms: of the elastic one, each time that the
 job gave memory up, from when the first request waited for it (or from the decision, where none did yet) until the job's
-pages were free. On a GPU the engine has Llama-3-8B's shape with random weights, requests of 2,048 tokens and the memory
+pages were free; reclaims: the same in words, with the moments in between: the decision, the end of what the job had
+queued, when the KV cache had the pages and when the request that had been too large for it ran. On a GPU the engine has Llama-3-8B's shape with random weights, requests of 2,048 tokens and the memory
 of a card of 40 GiB; on a CPU the bundled model, requests of 544 tokens and a KV cache of 16,384. This program prints;
 `benchmarks.memory` keeps a GPU's rows.
 """
@@ -34,7 +35,7 @@ from rich.table import Table
 
 from benchmarks.live import ROOT, Served, ingested, made_up
 from core.config import Settings
-from core.link.messages import Telemetry
+from core.link.messages import EngineNotice, FromEngine, Telemetry
 from core.memory.arena import page_bytes
 from core.runtime.profiles import PROFILES
 from core.serving import model_folder
@@ -55,6 +56,19 @@ class Setup(NamedTuple):
     prompt: int
     answer: int
     options: Namespace
+
+
+class Told(Served):
+    """An engine that is listened to. reclaims: what it tells of each time that the job gives memory up."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.reclaims: list[str] = []
+
+    def _take(self, engine: str, message: FromEngine, seen: list[Telemetry]) -> None:
+        super()._take(engine, message, seen)
+        if isinstance(message, EngineNotice) and message.code == "memory_reclaimed":
+            self.reclaims.append(message.message)
 
 
 def _options(shape: str, batches: list[int], micro_batch: int) -> Namespace:
@@ -88,7 +102,7 @@ def one(
     """A row of the table, and the most bytes that the job ever held."""
     folder.mkdir(exist_ok=True)
     settings = {"MAX_TOTAL_TOKENS": str(tokens), "ELASTIC_KV": str(elastic).lower()}
-    with Served("harli", folder, setup.model, setup.options, None, settings) as engine:
+    with Told("harli", folder, setup.model, setup.options, None, settings) as engine:
         engine.target(PATIENT_MS)
         engine.start_job(data, setup.options)
         engine.watch(until=lambda: engine.told("metric") > 0, seconds=300.0)
@@ -126,6 +140,7 @@ def one(
         "finetune_tokens_s": _tokens_s(quiet),
         "finetune_tokens_s_whole": _tokens_s(seen),
         "reclaim_ms": list({view.reclaims: round(view.reclaim_ms, 1) for view in views if view.reclaim_ms}.values()),
+        "reclaims": engine.reclaims,
     }
     return row, max(held, default=0)
 
@@ -163,10 +178,12 @@ def main() -> None:
     parser.add_argument("--burst", type=float, default=120.0, help="seconds of requests beside it, at most")
     arguments = parser.parse_args()
     found = list(measure(arguments.data, arguments.quiet, arguments.burst))
-    table = Table(*found[1], title="Head-room beside a finetune job")
+    columns = [key for key in found[1] if key != "reclaims"]
+    table = Table(*columns, title="Head-room beside a finetune job")
     for row in found:
-        table.add_row(*(f"{row[key]:.1f}" if isinstance(row[key], float) else str(row[key]) for key in found[1]))
+        table.add_row(*(f"{row[key]:.1f}" if isinstance(row[key], float) else str(row[key]) for key in columns))
     Console(width=160).print(table)
+    print(*found[0]["reclaims"], sep="\n")
     print(f"the job held {found[0]['job_bytes'] / 2**20:.0f} MiB at most")
 
 
