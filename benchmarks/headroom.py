@@ -10,9 +10,10 @@ Rows: layout; concurrent_requests: the most that ran at once; retractions: reque
 slots; finetune_tokens_s: of the quiet stretch, and of the whole run; reclaim_ms: of the elastic one, each time that the
 job gave memory up, from when the first request waited for it (or from the decision, where none did yet) until the job's
 pages were free; reclaims: the same in words, with the moments in between: the decision, the end of what the job had
-queued, when the KV cache had the pages and when the request that had been too large for it ran. On a GPU the engine has Llama-3-8B's shape with random weights, requests of 2,048 tokens and the memory
-of a card of 40 GiB; on a CPU the bundled model, requests of 544 tokens and a KV cache of 16,384. This program prints;
-`benchmarks.memory` keeps a GPU's rows.
+queued, when the KV cache had the pages and when the request that had been too large for it ran. On a GPU the engine has
+Llama-3-8B's shape with random weights, requests of 2,048 tokens and the memory of a card of 40 GiB; on a CPU the
+bundled model, requests of 544 tokens and a KV cache of 16,384. This program prints; `benchmarks.memory` keeps a GPU's
+rows.
 """
 
 from __future__ import annotations

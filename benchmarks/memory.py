@@ -10,11 +10,11 @@ grow_64k_ms, shrink_64k_ms: wall time of one change off the step path, medians; 
 decode_p99_ratio: the step while memory moves over the step undisturbed, and where 95 % of such ratios lie when the
 turns are drawn again. by_page: growing and shrinking with pages of other sizes, no step beside. reclaim_ms: of an
 engine with a job at a burst of requests, the slowest of its reclaims, from when the first request waited for memory
-until the job's was free (all its moments: headroom.reclaims); raw_reclaim_ms: of the arena alone, until 7 GiB of a job are given up and 64k tokens mapped.
-swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the rate that the engine swaps with, and the
-share of decode steps meanwhile beyond twice the undisturbed median. to_host: decode while tensors are copied to
-ordinary host memory, as a checkpoint's are, by torch and by `core.memory.staging`. headroom: `benchmarks.headroom`, on
-a card of 40 GiB.
+until the job's was free (all its moments: headroom.reclaims); raw_reclaim_ms: of the arena alone, until 7 GiB of a job
+are given up and 64k tokens mapped. swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the rate
+that the engine swaps with, and the share of decode steps meanwhile beyond twice the undisturbed median. to_host: decode
+while tensors are copied to ordinary host memory, as a checkpoint's are, by torch and by `core.memory.staging`.
+headroom: `benchmarks.headroom`, on a card of 40 GiB.
 
 The arena's figures and each engine's are written to results/memory.json as soon as they are through. Without a GPU
 everything runs in a small form, to try the program: its figures say nothing, and go to results/memory_cpu.json.

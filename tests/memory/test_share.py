@@ -138,11 +138,14 @@ def test_it_gives_up_when_what_is_queued_is_over_and_wants_nothing_before() -> N
         def synchronize(self) -> None:
             over.wait()
 
-    bench.share.swap_out(Queue())
+    move = bench.share.swap_out(Queue())
+    assert bench.share.under_way is move and (move.query(), move.began_at, move.over_at) == (False, None, None)
     assert (bench.used, bench.share.moving, bench.share.ready, bench.share.wanted) == (3, True, False, 0)
     assert bench.share.takeable == (0, 0), "it cannot be taken twice"
     over.set()
-    bench.share.settle()
+    move.synchronize()
+    assert move.began_at is not None and move.over_at is not None and move.began_at <= move.over_at
+    assert bench.share.under_way is None
     assert (bench.used, bench.share.moving, bench.share.wanted) == (0, False, 3)
 
 

@@ -9,6 +9,7 @@ import torch
 from core.memory import _arena
 from core.memory.arena import Arena, ArenaError, ArenaFull
 from core.memory.rate import Rate
+from core.memory.staging import staging
 from core.memory.swap import Scratch, Swappable, paced
 
 PAGE = 4096
@@ -94,6 +95,25 @@ def test_what_is_forgotten_comes_back_as_zero() -> None:
     assert not any(tensor.any() for tensor in state.contents(range(4)))
     paced(state.back(), Rate())
     assert not any(tensor.any() for tensor in state.tensors)
+
+
+def test_all_copies_of_a_device_go_by_one_way_and_each_byte_once() -> None:
+    _, state = make()
+    way, copied = staging(torch.device("cpu")), []
+    assert way is staging(torch.device("cpu"))
+    fetch_to = way.fetch_to
+
+    def counted(made: torch.Tensor, source: torch.Tensor) -> None:
+        copied.append(len(made))
+        fetch_to(made, source)
+
+    way.fetch_to = counted  # type: ignore[method-assign]
+    try:
+        for one, two in zip(state.contents(range(4)), state.tensors, strict=True):
+            assert torch.equal(one, two)
+    finally:
+        del way.fetch_to
+    assert sum(copied) == sum(tensor.nbytes for tensor in state.tensors)
 
 
 def test_scratch_is_zero_whoever_had_its_pages() -> None:

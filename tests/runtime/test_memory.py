@@ -241,6 +241,27 @@ def test_how_long_a_reclaim_took_counts_from_the_moment(
     assert bench.broker.report().reclaims == 1
 
 
+def test_a_reclaim_counts_from_requests_that_what_was_on_its_way_did_not_do_for(bench: Bench) -> None:
+    """Those before are the business of the reclaim before."""
+    share = bench.running_job(pages=10)
+    bench.kv.resize(25 * ROW - 1)
+    bench.activations.grant(20)
+    bench.kv.since, bench.kv.waiting, bench.kv.queued = bench.now, 1, 26 * ROW
+    bench.look(0.125)
+    assert share.held == 10 and bench.restarts == 1, "the activations are enough"
+    bench.kv.waiting, bench.kv.queued = 2, 36 * ROW
+    bench.look(0.5)  # the engine was behind a prefill
+    bench.look(0.5)
+    said = bench.broker.report()
+    assert (share.held, said.reclaims) == (0, 2)
+    assert said.reclaim_ms == pytest.approx(500.0), "since the last look, at which the one before had room"
+    bench.kv.waiting, bench.kv.queued = 0, 0
+    bench.look(0.5)
+    told = [words for code, words in bench.broker.news() if code == "memory_reclaimed" and "first waited" in words]
+    for words, free, ran in zip(told, (125, 500), (1625, 1500), strict=True):
+        assert f"were free {free}.0 ms after" in words and words.endswith(f"the request ran after {ran}.0")
+
+
 def test_nothing_is_granted_twice_while_pages_are_on_their_way(bench: Bench) -> None:
     share = bench.running_job(pages=40)
     share.swap_out()
