@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import String, delete, func, select
+from sqlalchemy import String, delete, func, insert, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
+from db import touched
 from db.base import Base, BigId, now
 
 
@@ -27,9 +29,20 @@ class ChangeRecord(Base):
     tenant: Mapped[str | None] = mapped_column(String(63))
 
 
+_INSERT = insert(ChangeRecord.table())
+
+
 def add(session: Session, topic: str, kind: str, ref: str | None, *, tenant: str | None = None, **data: Any) -> None:
     """A change of what a tenant owns is told to those of that tenant only, so that `tenant` must be given for it."""
     session.add(ChangeRecord(time=now(), topic=topic, kind=kind, ref=ref, data=data, tenant=tenant))
+
+
+def add_many(session: Session, topic: str, kind: str, ref: str, tenant: str, data: Sequence[Mapping[str, Any]]) -> None:
+    """The same change of one thing several times, in order."""
+    time = now()
+    same = {"time": time, "topic": topic, "kind": kind, "ref": ref, "tenant": tenant}
+    session.connection().execute(_INSERT, [{**same, "data": one} for one in data])
+    touched.note(session, ChangeRecord.__tablename__)
 
 
 def after(session: Session, last_id: int, limit: int) -> list[ChangeRecord]:

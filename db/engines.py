@@ -28,8 +28,12 @@ class EngineRecord(Base):
     learnt: Mapped[dict[str, Any] | None]
 
 
+# Asked for several times a second, so that it is built once.
+_CURRENT = select(EngineRecord).order_by(EngineRecord.since.desc()).limit(1)
+
+
 def current(session: Session) -> EngineRecord | None:
-    return session.scalar(select(EngineRecord).order_by(EngineRecord.since.desc()).limit(1))
+    return session.scalar(_CURRENT)
 
 
 def state(session: Session) -> str | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
+    Executable,
     ForeignKey,
     Index,
     Integer,
@@ -22,12 +23,15 @@ from sqlalchemy import (
     cast,
     delete,
     func,
+    insert,
     or_,
     select,
+    update,
 )
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from db.base import Base, BigId
+from db import touched
+from db.base import Base, BigId, upsert
 from db.scope import Owned, all_tenants, only
 
 STATES = ("queued", "starting", "running", "paused", "saving", "succeeded", "failed", "cancelled", "interrupted")
@@ -57,9 +61,6 @@ class JobRecord(Owned, Base):
         Index(None, "tenant", "state", "seq"),
         Index(None, "state", "seq"),
         {"sqlite_autoincrement": True},
-    )
-    __figures__ = frozenset(
-        {"step", "epoch", "loss", "first_loss", "eval_loss", "best_step", "best_loss", "tokens", "counted_tokens"}
     )
 
     seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
@@ -149,11 +150,37 @@ class JobLogRecord(Base):
     message: Mapped[str] = mapped_column(Text)
 
 
+FIGURES = ("step", "epoch", "loss", "first_loss", "eval_loss", "best_step", "best_loss", "tokens", "counted_tokens")
+MEASURED = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens")
+
+_TABLE = JobRecord.table()
+_WATCHED = select(
+    *(_TABLE.c[name] for name in ("id", "tenant", "state", "engine_id", "token", "total_steps", *FIGURES))
+).where(_TABLE.c.id == bindparam("of"))
+_SET = update(_TABLE).where(_TABLE.c.id == bindparam("of"))
+_ADD_LOG = insert(JobLogRecord.table())
 # In the order of hand-out.
 _ORDER = (JobRecord.priority.desc(), func.coalesce(JobRecord.place, JobRecord.seq), JobRecord.seq)
+# Asked for several times a second, so that they are built once.
+_IN_STATES = JobRecord.state.in_(bindparam("states", expanding=True))
+_RECORDS = select(JobRecord).where(_IN_STATES).order_by(*_ORDER)
 _BRIEF = select(
     JobRecord.id, JobRecord.tenant, JobRecord.name, JobRecord.state, JobRecord.command, JobRecord.stalls, JobRecord.held
-)  # fmt: skip
+).where(_IN_STATES).order_by(*_ORDER)  # fmt: skip
+_NEXT = (
+    select(JobRecord)
+    .where(
+        or_(
+            JobRecord.state == "queued",
+            and_(JobRecord.state == "interrupted", JobRecord.stalls < bindparam("max_stalls")),
+            and_(JobRecord.state == "paused", JobRecord.held.is_(True)),
+        ),
+        JobRecord.tenant.not_in(bindparam("not_of", expanding=True)),
+    )
+    .order_by(*_ORDER)
+    .limit(1)
+)
+_COUNTS = select(JobRecord.state, func.count()).group_by(JobRecord.state)
 
 
 def find(session: Session, job_id: str) -> JobRecord | None:
@@ -174,7 +201,7 @@ def page(
 @functools.cache
 def _newest_first(columns: tuple[str, ...], before: bool, state: bool, tenant: bool) -> Select[Any]:
     """Of the table and not of the model, whose rows take SQLAlchemy three times as long."""
-    of = JobRecord.__table__.c
+    of = _TABLE.c
     chosen = (cast(of.spec, Text) if name == "spec" else of[name] for name in columns)
     query = select(*chosen, of.seq).order_by(of.seq.desc()).limit(bindparam("most", type_=Integer()))
     if before:
@@ -189,36 +216,25 @@ def _newest_first(columns: tuple[str, ...], before: bool, state: bool, tenant: b
 def in_states(session: Session, states: Collection[str], *, everyones: bool = False) -> list[JobRecord]:
     """In the order of hand-out: the highest priority first, then by place, which is age unless someone moved it.
     `everyones`: those of all tenants, to be counted and not shown."""
-    query = select(JobRecord).where(JobRecord.state.in_(states)).order_by(*_ORDER)
-    return list(session.scalars(query, execution_options=all_tenants() if everyones else {}))
+    options = all_tenants() if everyones else {}
+    return list(session.scalars(_RECORDS, {"states": list(states)}, execution_options=options))
 
 
 def brief(session: Session, states: Collection[str]) -> Sequence[Row[str, str, str, str, str | None, int, bool]]:
     """Of the jobs of all tenants in these states, to be counted and not shown, what their place in the queue depends
     on: id, tenant, name, state, command, stalls, held. In the order of hand-out."""
-    query = _BRIEF.where(JobRecord.state.in_(states)).order_by(*_ORDER)
-    return session.execute(query, execution_options=all_tenants()).all()
+    return session.execute(_BRIEF, {"states": list(states)}, execution_options=all_tenants()).all()
 
 
 def next_waiting(session: Session, max_stalls: int, not_of: Collection[str] = ()) -> JobRecord | None:
     """The one to hand out next, in the order of `in_states`: queued, interrupted (but for those that keep failing) or
     held back by a quota; none of the tenants `not_of`."""
-    query = select(JobRecord).where(
-        or_(
-            JobRecord.state == "queued",
-            and_(JobRecord.state == "interrupted", JobRecord.stalls < max_stalls),
-            and_(JobRecord.state == "paused", JobRecord.held.is_(True)),
-        )
-    )
-    if not_of:
-        query = query.where(JobRecord.tenant.not_in(not_of))
-    return session.scalar(query.order_by(*_ORDER).limit(1))
+    return session.scalar(_NEXT, {"max_stalls": max_stalls, "not_of": list(not_of)})
 
 
 def counts(session: Session) -> dict[str, int]:
     """Jobs per state, those of states that have any."""
-    rows = session.execute(select(JobRecord.state, func.count()).group_by(JobRecord.state))
-    return {row[0]: row[1] for row in rows}
+    return {row[0]: row[1] for row in session.execute(_COUNTS)}
 
 
 def count(session: Session, tenant: str, states: Collection[str]) -> int:
@@ -278,16 +294,40 @@ def log(session: Session, job_id: str, after: int, limit: int) -> list[JobLogRec
     return list(session.scalars(query.order_by(JobLogRecord.id).limit(limit)))
 
 
-def put_metric(session: Session, job_id: str, step: int, time: datetime, values: dict[str, Any]) -> None:
-    """Add to a step's row what is measured (not None); the row is made when it is the step's first."""
-    row = session.get(JobMetricRecord, (job_id, step))
-    if row is None:
-        row = JobMetricRecord(job_id=job_id, step=step, time=time)
-        session.add(row)
-    row.time = time
-    for name, value in values.items():
-        if value is not None:
-            setattr(row, name, value)
+def watched(session: Session, job_id: str) -> Row[*tuple[Any, ...]] | None:
+    """Of a job what tells whether a report of it is taken, what the report is told with, and its FIGURES so far."""
+    return session.connection().execute(_WATCHED, {"of": job_id}).one_or_none()
+
+
+def put_figures(session: Session, job_id: str, figures: Mapping[str, Any]) -> None:
+    """Set all of a job's FIGURES. They come many times a second and are no change of the job: nobody is told of them
+    (`db.touched`)."""
+    session.connection().execute(_SET, {"of": job_id, **figures})
+
+
+def put_metrics(session: Session, job_id: str, steps: Iterable[Mapping[str, Any]]) -> None:
+    """Of each of `steps` (`step`, `time`, and all MEASURED), add to the step's row what is measured (not None); the row
+    is made when it is the step's first."""
+    connection = session.connection()
+    connection.execute(_measuring(connection.dialect.name), [{"job_id": job_id, **step} for step in steps])
+    touched.note(session, JobMetricRecord.__tablename__)
+
+
+@functools.cache
+def _measuring(dialect: str) -> Executable:
+    table = JobMetricRecord.table()
+    adding = upsert(table, dialect)
+    measured = {name: func.coalesce(adding.excluded[name], table.c[name]) for name in MEASURED}
+    return adding.on_conflict_do_update(
+        index_elements=["job_id", "step"], set_={"time": adding.excluded.time, **measured}
+    )
+
+
+def add_log(session: Session, job_id: str, lines: Iterable[tuple[datetime, str]]) -> None:
+    """Lines of a job's log, in order."""
+    rows = [{"job_id": job_id, "time": time, "message": message} for time, message in lines]
+    session.connection().execute(_ADD_LOG, rows)
+    touched.note(session, JobLogRecord.__tablename__)
 
 
 def drop_metrics_after(session: Session, job_id: str, step: int) -> None:

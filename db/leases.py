@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import String, text
+from sqlalchemy import String, bindparam, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from db.base import Base, now
@@ -20,6 +20,10 @@ class LeaseRecord(Base):
     holder: Mapped[str | None] = mapped_column(String(120))
     token: Mapped[int] = mapped_column(default=0)
     expires_at: Mapped[datetime]
+
+
+_OF = LeaseRecord.table().c
+_HELD = select(_OF.token).where(_OF.name == bindparam("lease"), _OF.holder == bindparam("by"))
 
 
 def store_time(session: Session) -> datetime:
@@ -57,8 +61,8 @@ def release(session: Session, name: str, holder: str) -> None:
 
 def holds(session: Session, name: str, holder: str, token: int) -> bool:
     """Whether the lease is still held under this token (its time may be over, as long as no one else took it)."""
-    lease = session.get(LeaseRecord, name)
-    return lease is not None and lease.holder == holder and lease.token == token
+    session.flush()  # a statement of the table does not see to it
+    return session.connection().scalar(_HELD, {"lease": name, "by": holder}) == token
 
 
 def next_token(session: Session, name: str, holder: str) -> int:

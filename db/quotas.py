@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import date
 
-from sqlalchemy import BigInteger, String, select
+from sqlalchemy import BigInteger, Executable, String, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from db.base import Base
+from db import touched
+from db.base import Base, upsert
 from db.scope import Owned
 
 
@@ -49,9 +51,14 @@ def used(session: Session, tenant: str, day: date) -> int:
 
 
 def add(session: Session, tenant: str, day: date, tokens: int) -> None:
-    record = session.scalar(select(UsageRecord).where(UsageRecord.tenant == tenant, UsageRecord.day == day))
-    if record is None:
-        session.add(UsageRecord(tenant=tenant, day=day, tokens=tokens))
-        session.flush()
-    else:
-        record.tokens += tokens
+    row = {"tenant": tenant, "day": day, "tokens": tokens}
+    session.connection().execute(_addition(session.connection().dialect.name), row)
+    touched.note(session, UsageRecord.__tablename__)
+
+
+@functools.cache
+def _addition(dialect: str) -> Executable:
+    table = UsageRecord.table()
+    insert = upsert(table, dialect)
+    more = {"tokens": table.c.tokens + insert.excluded.tokens}
+    return insert.on_conflict_do_update(index_elements=["tenant", "day"], set_=more)

@@ -22,5 +22,9 @@ class TargetsRecord(Base):
     updated_at: Mapped[datetime]
 
 
+# Asked for several times a second, so that it is built once.
+_CURRENT = select(TargetsRecord).order_by(TargetsRecord.version.desc()).limit(1)
+
+
 def current(session: Session) -> TargetsRecord | None:
-    return session.scalar(select(TargetsRecord).order_by(TargetsRecord.version.desc()).limit(1))
+    return session.scalar(_CURRENT)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Text, cast, delete, func, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Executable, Row, Text, bindparam, cast, delete, func, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from db.base import Base
+from db import touched
+from db.base import Base, upsert
 
 
 class TelemetryRecord(Base):
@@ -25,6 +26,26 @@ class TelemetryRecord(Base):
     raw: Mapped[bytes]
 
 
+# Asked for several times a second, so that they are built once.
+_SINCE = (
+    TelemetryRecord.resolution_s == bindparam("resolution_s"),
+    TelemetryRecord.time >= bindparam("start"),
+)
+_STORED = (
+    select(TelemetryRecord.time, TelemetryRecord.resolution_s, TelemetryRecord.raw)
+    .where(*_SINCE)
+    .order_by(TelemetryRecord.time)
+)
+_NEWEST = select(TelemetryRecord.point).where(*_SINCE).order_by(TelemetryRecord.time.desc()).limit(1)
+_TEXTS = (
+    select(TelemetryRecord.time, cast(TelemetryRecord.point, Text).label("point"))
+    .where(*_SINCE)
+    .order_by(TelemetryRecord.time)
+    .subquery()
+)
+_POINTS = select(func.aggregate_strings(_TEXTS.c.point, ","), func.max(_TEXTS.c.time))
+
+
 def put(session: Session, resolution_s: int, rows: Iterable[tuple[datetime, Mapping[str, Any], bytes]]) -> None:
     """Write intervals; one that is there already is replaced."""
     values = [
@@ -32,11 +53,15 @@ def put(session: Session, resolution_s: int, rows: Iterable[tuple[datetime, Mapp
     ]
     if not values:
         return
-    dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
-    insert = dialect.insert(TelemetryRecord)
-    key = [TelemetryRecord.resolution_s, TelemetryRecord.time]
+    session.connection().execute(_replacing(session.connection().dialect.name), values)
+    touched.note(session, TelemetryRecord.__tablename__)
+
+
+@functools.cache
+def _replacing(dialect: str) -> Executable:
+    insert = upsert(TelemetryRecord.table(), dialect)
     change = {"point": insert.excluded.point, "raw": insert.excluded.raw}
-    session.execute(insert.on_conflict_do_update(index_elements=key, set_=change), values)
+    return insert.on_conflict_do_update(index_elements=["resolution_s", "time"], set_=change)
 
 
 def between(session: Session, resolution_s: int, start: datetime, end: datetime | None = None) -> list[TelemetryRecord]:
@@ -57,29 +82,19 @@ def points(session: Session, resolution_s: int, start: datetime) -> list[tuple[d
 
 def stored(session: Session, resolution_s: int, start: datetime) -> Sequence[Row[datetime, int, bytes]]:
     """time, resolution_s and raw of the intervals from `start` on, oldest first."""
-    query = select(TelemetryRecord.time, TelemetryRecord.resolution_s, TelemetryRecord.raw).where(
-        TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start
-    )
-    return session.execute(query.order_by(TelemetryRecord.time)).all()
+    return session.execute(_STORED, {"resolution_s": resolution_s, "start": start}).all()
 
 
 def points_json(session: Session, resolution_s: int, start: datetime) -> tuple[str, datetime | None]:
     """The points from `start` on, oldest first, as a JSON array, and the time of the last one. In one row: SQLite's
     driver lets go of the interpreter's lock for each row that it fetches, and then has to wait for it."""
-    chosen = select(TelemetryRecord.time, cast(TelemetryRecord.point, Text).label("point")).where(
-        TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start
-    )
-    found = chosen.order_by(TelemetryRecord.time).subquery()
-    listed, last = session.execute(select(func.aggregate_strings(found.c.point, ","), func.max(found.c.time))).one()
+    listed, last = session.execute(_POINTS, {"resolution_s": resolution_s, "start": start}).one()
     return f"[{listed or ''}]", last
 
 
 def newest_point(session: Session, resolution_s: int, start: datetime) -> dict[str, Any] | None:
     """Of the last interval, if that began at `start` or later."""
-    query = select(TelemetryRecord.point).where(
-        TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start
-    )
-    return session.scalar(query.order_by(TelemetryRecord.time.desc()).limit(1))
+    return session.scalar(_NEWEST, {"resolution_s": resolution_s, "start": start})
 
 
 def first_time(session: Session, resolution_s: int, start: datetime | None = None) -> datetime | None:

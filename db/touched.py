@@ -1,16 +1,14 @@
 """Which tables a write transaction writes to, for those who keep something that was made of them.
 
-Rows and statements of the models are seen; SQL as text is not, and neither is what the database does by itself (ON
-DELETE CASCADE). Columns that a model names in `__figures__` come anew many times a second: a row of which nothing else
-is changed is left out.
+Rows and statements of the models are seen; statements of their tables are not (who executes one says so by `note`),
+nor is what the database does by itself (ON DELETE CASCADE).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import event, inspect
+from sqlalchemy import event
 from sqlalchemy.orm import ORMExecuteState, Session
 
 _KEY = "touched"
@@ -27,6 +25,13 @@ def unnoticed() -> dict[str, Any]:
     return {_UNNOTICED: True}
 
 
+def note(session: Session, *written: str) -> None:
+    """Add tables, by name, that a statement writes to unseen."""
+    found: set[str] | None = session.info.get(_KEY)
+    if found is not None:
+        found.update(written)
+
+
 def tables(session: Session) -> frozenset[str]:
     """The names of those that were written to so far."""
     return frozenset(session.info[_KEY])
@@ -34,17 +39,7 @@ def tables(session: Session) -> frozenset[str]:
 
 @event.listens_for(Session, "after_flush")
 def _rows(session: Session, _context: object) -> None:
-    found: set[str] | None = session.info.get(_KEY)
-    if found is not None:
-        found.update(row.__tablename__ for rows in (session.new, session.deleted) for row in rows)
-        found.update(row.__tablename__ for row in session.dirty if not _only_figures(row))
-
-
-def _only_figures(row: Any) -> bool:
-    figures: Collection[str] = getattr(row, "__figures__", ())
-    return bool(figures) and all(
-        attribute.key in figures for attribute in inspect(row).attrs if attribute.history.has_changes()
-    )
+    note(session, *(row.__tablename__ for rows in (session.new, session.dirty, session.deleted) for row in rows))
 
 
 @event.listens_for(Session, "do_orm_execute")

@@ -64,7 +64,7 @@ class Broadcaster:
 
     def wake(self, written: frozenset[str]) -> None:
         """From any thread: something was committed."""
-        if ChangeRecord.__tablename__ in written:
+        if ChangeRecord.__tablename__ in written and self._streams:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._woken.set)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -130,17 +130,13 @@ class Dispatcher:
         if isinstance(message, Hello):
             self._hello(message)
             return
-        link = self._link
-        if link is None or link.engine_id != engine_id:
-            # An engine that another one replaced, or one whose hello is still to come.
-            if isinstance(message, JobUpdate) and message.kind not in _ENDED:
-                self._release(engine_id, message.job_id, message.token)
+        link = self._heard(engine_id, message)
+        if link is None:
             return
-        link.heard, link.connected = time.monotonic(), True
-        if link.lost:
-            self._back(link)
         if isinstance(message, Telemetry):
             self._telemetry(link, message)
+        elif isinstance(message, JobUpdate) and message.kind == "metric":
+            self._metrics(link, [message])
         elif isinstance(message, JobUpdate):
             self._job_update(link, message)
         elif isinstance(message, EngineNotice):
@@ -151,6 +147,26 @@ class Dispatcher:
             link.stopping = True
         elif isinstance(message, Goodbye):
             self._goodbye(link)
+
+    def receive_metrics(self, engine_id: str, updates: Sequence[JobUpdate]) -> bool:
+        """Take in metrics (at least one) of one job and token that came one after the other, in one transaction; as
+        safe to repeat. True, to be told from what did not come to an end."""
+        if (link := self._heard(engine_id, updates[0])) is not None:
+            self._metrics(link, updates)
+        return True
+
+    def _heard(self, engine_id: str, message: FromEngine) -> _Link | None:
+        """The link that a message came by, which is alive then; None for one that is not the engine's of now."""
+        link = self._link
+        if link is None or link.engine_id != engine_id:
+            # An engine that another one replaced, or one whose hello is still to come.
+            if isinstance(message, JobUpdate) and message.kind not in _ENDED:
+                self._release(engine_id, message.job_id, message.token)
+            return None
+        link.heard, link.connected = time.monotonic(), True
+        if link.lost:
+            self._back(link)
+        return link
 
     def _hello(self, hello: Hello) -> None:
         if hello.protocol != PROTOCOL:
@@ -289,6 +305,17 @@ class Dispatcher:
                 self._release(link.engine_id, update.job_id, update.token)
         if link.holding is None:
             self.tick()
+
+    def _metrics(self, link: _Link, updates: Sequence[JobUpdate]) -> None:
+        job_id, token = updates[0].job_id, updates[0].token
+        self._note_holding(link, updates[0])
+        with self._write() as session:
+            job = rows.watched(session, job_id)
+            fresh = job is not None and job.token == token and job.engine_id == link.engine_id
+            if job is not None and fresh:
+                progress.measured(session, job, updates)
+        if not fresh:
+            self._release(link.engine_id, job_id, token)
 
     def _succeeded(self, link: _Link, update: JobUpdate) -> None:
         with self._control.store.read() as session:

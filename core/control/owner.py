@@ -7,12 +7,14 @@ has the lease within its length; when it merely stood still, it finds its token 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -29,7 +31,7 @@ from core.control.deliverer import Deliverer
 from core.control.deployer import Deployer
 from core.control.dispatcher import Dispatcher, LeaseLost
 from core.control.sampler import Sampler
-from core.link.messages import FromEngine, Telemetry
+from core.link.messages import FromEngine, JobUpdate, Telemetry
 from core.link.transport import ControlEnd, LinkError
 from db import leases
 from db.base import now
@@ -51,6 +53,8 @@ _SCHEDULES_S = 5.0
 _WEBHOOKS_S = 1.0
 _DEADLINES_S = 30.0
 _POLL_MS = 40
+# Messages of the link that are looked at before ticks have their turn.
+_MOST_AT_ONCE = 200
 _RETRY_S = 0.5
 # What the dispatcher's next orders depend on; who writes to these has it look at once.
 _ORDERS = frozenset({"jobs", "targets", "adapters", "quotas", "finetune_usage"})
@@ -283,13 +287,8 @@ class _Work:
         return Dispatcher(self._control, self._end.send, holder=self._holder, token=self.token)
 
     def _turn(self, dispatcher: Dispatcher) -> None:
-        try:
-            received = self._end.receive(_POLL_MS)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            logger.error("an engine sent what this version cannot read; start both from one installation: %s", error)
-            return
-        if received is not None:
-            self._receive(dispatcher, *received)
+        for engine_id, messages in _together(self._arrived()):
+            self._receive(dispatcher, engine_id, messages)
         if self._woken.is_set():
             self._woken.clear()
             self._retried(dispatcher.tick)
@@ -297,12 +296,34 @@ class _Work:
             self._reap_due.clear()
             self._retried(dispatcher.reap)
 
-    def _receive(self, dispatcher: Dispatcher, engine_id: str, message: FromEngine) -> None:
-        if isinstance(message, Telemetry):
+    def _arrived(self) -> list[tuple[str, FromEngine]]:
+        """What has come by now, in order, after a moment's wait for the first."""
+        found: list[tuple[str, FromEngine]] = []
+        while len(found) < _MOST_AT_ONCE:
+            try:
+                received = self._end.receive(0 if found else _POLL_MS)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                logger.error(
+                    "an engine sent what this version cannot read; start both from one installation: %s", error
+                )
+                break
+            if received is None:
+                break
+            found.append(received)
+        return found
+
+    def _receive(self, dispatcher: Dispatcher, engine_id: str, messages: Sequence[FromEngine]) -> None:
+        first = messages[0]
+        metrics = [message for message in messages if isinstance(message, JobUpdate)]
+        if isinstance(first, Telemetry):
             # The next report brings what the store did not take of this one.
-            self._guarded(lambda: dispatcher.receive(engine_id, message))
-        else:
-            self._retried(lambda: dispatcher.receive(engine_id, message))
+            self._guarded(lambda: dispatcher.receive(engine_id, first))
+        elif len(messages) == 1:
+            self._retried(lambda: dispatcher.receive(engine_id, first))
+        elif not self._retried(lambda: dispatcher.receive_metrics(engine_id, metrics)):
+            # One that the store cannot take is not to take the others with it.
+            for message in metrics:
+                self._retried(functools.partial(dispatcher.receive, engine_id, message))
 
     def _retried(self, act: Callable[[], T]) -> T | None:
         """Do it, again while the store fails; None when it could not be done. A fault of ours must not end the thread
@@ -319,3 +340,17 @@ class _Work:
                 logger.exception("the dispatcher met a fault")
                 return None
         return None
+
+
+def _together(arrived: Iterable[tuple[str, FromEngine]]) -> Iterator[tuple[str, list[FromEngine]]]:
+    """By engine, in order: metrics of one job and token that came one after the other together, all else alone."""
+
+    def series(received: tuple[int, tuple[str, FromEngine]]) -> tuple[object, ...]:
+        number, (engine_id, message) = received
+        if isinstance(message, JobUpdate) and message.kind == "metric":
+            return engine_id, message.job_id, message.token
+        return (number,)
+
+    for _, group in itertools.groupby(enumerate(arrived), series):
+        received = [one for _, one in group]
+        yield received[0][0], [message for _, message in received]

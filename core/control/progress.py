@@ -1,18 +1,22 @@
-"""What an engine's reports, and its end, do to a job: functions on the row, in the caller's write transaction."""
+"""What an engine's reports, and its end, do to a job: functions on the row, in the caller's write transaction.
+
+Metrics come many times a second, so that they go by `measured`, several at a time and without the row as an object."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from typing import Any
 
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from core.api import schemas
-from core.control import quotas
 from core.control.jobs import save_from_checkpoint
 from core.control.lifecycle import remark, transition
 from core.link.messages import JobUpdate
-from db import changes, samples
+from db import changes, quotas, samples
 from db import jobs as rows
 from db.jobs import JobRecord
 
@@ -21,7 +25,7 @@ ENGINE_BUSY = "engine_busy"
 
 
 def apply(session: Session, job: JobRecord, update: JobUpdate) -> None:
-    """What an update that is not stale does to its job."""
+    """What an update that is not stale, and no metric, does to its job."""
     time_ = datetime.fromtimestamp(update.time, UTC)
     if job.state == "interrupted" and update.kind != "interrupted":
         adopt(session, job)
@@ -31,8 +35,6 @@ def apply(session: Session, job: JobRecord, update: JobUpdate) -> None:
     match update.kind:
         case "started" | "resumed":
             _started(session, job, update, time_)
-        case "metric":
-            _metric(session, job, update, time_)
         case "log":
             session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=update.message or ""))
             changes.add(session, "jobs", "log", job.id, tenant=job.tenant, state=job.state)
@@ -82,24 +84,46 @@ def _started(session: Session, job: JobRecord, update: JobUpdate, time_: datetim
             session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=update.message))
 
 
-def _metric(session: Session, job: JobRecord, update: JobUpdate, time_: datetime) -> None:
-    if update.tokens is not None:
-        # Asks the store, which would write what is changed before that; so it is first.
-        quotas.count_tokens(session, job, update.tokens, time_)
-        job.tokens = update.tokens
-    names = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens")
-    values: dict[str, Any] = {name: getattr(update, name) for name in names}
-    rows.put_metric(session, job.id, update.step, time_, values)
-    job.step = max(job.step, update.step)
-    if update.loss is not None:
-        job.loss = update.loss
-        job.first_loss = update.loss if job.first_loss is None or update.step <= 1 else job.first_loss
-    if update.eval_loss is not None:
-        job.eval_loss, job.best_step, job.best_loss = update.eval_loss, update.best_step, update.best_loss
-    job.epoch = update.epoch if update.epoch is not None else job.epoch
-    session.add(rows.JobLogRecord(job_id=job.id, time=time_, message=_log_line(job, update)))
-    figures = {"state": job.state, "step": update.step, "loss": update.loss}
-    changes.add(session, "jobs", "metric", job.id, tenant=job.tenant, **figures)
+def measured(session: Session, job: Row[*tuple[Any, ...]], updates: Sequence[JobUpdate]) -> None:
+    """What metrics (at least one, in order, not stale) do to their job, which is a row of `rows.watched`."""
+    state = job.state
+    if state == "interrupted" and (record := rows.find(session, job.id)) is not None:
+        adopt(session, record)
+        session.flush()  # so that this is told first
+        state = record.state
+    figures = {name: getattr(job, name) for name in rows.FIGURES}
+    trained: Counter[date] = Counter()
+    times = [datetime.fromtimestamp(update.time, UTC) for update in updates]
+    for update, time_ in zip(updates, times, strict=True):
+        if update.tokens is not None:
+            # What is done again after a crash counts once.
+            if (fresh := update.tokens - figures["counted_tokens"]) > 0:
+                trained[time_.date()] += fresh
+                figures["counted_tokens"] = update.tokens
+            figures["tokens"] = update.tokens
+        figures["step"] = max(figures["step"], update.step)
+        if update.loss is not None:
+            figures["loss"] = update.loss
+            if figures["first_loss"] is None or update.step <= 1:
+                figures["first_loss"] = update.loss
+        if update.eval_loss is not None:
+            figures |= {"eval_loss": update.eval_loss, "best_step": update.best_step, "best_loss": update.best_loss}
+        if update.epoch is not None:
+            figures["epoch"] = update.epoch
+    for day, tokens in trained.items():
+        quotas.add(session, job.tenant, day, tokens)
+    rows.put_metrics(
+        session,
+        job.id,
+        [
+            {"step": update.step, "time": time_, **{name: getattr(update, name) for name in rows.MEASURED}}
+            for update, time_ in zip(updates, times, strict=True)
+        ],
+    )
+    rows.put_figures(session, job.id, figures)
+    rows.add_log(session, job.id, zip(times, (_log_line(job.total_steps, update) for update in updates), strict=True))
+    told = [{"state": state, "step": update.step, "loss": update.loss} for update in updates]
+    changes.add_many(session, "jobs", "metric", job.id, job.tenant, told)
 
 
 def _checkpointed(job: JobRecord, update: JobUpdate) -> None:
@@ -144,7 +168,7 @@ def fail(session: Session, job: JobRecord, code: str, message: str, param: str |
     transition(session, job, "failed", "failed", message)
 
 
-def _log_line(job: JobRecord, update: JobUpdate) -> str:
+def _log_line(total_steps: int | None, update: JobUpdate) -> str:
     """What a step measured, in words."""
     figures = {
         "loss": (update.loss, ".4f"),
@@ -154,5 +178,5 @@ def _log_line(job: JobRecord, update: JobUpdate) -> str:
         "tokens": (update.tokens, ",d"),
     }
     shown = ", ".join(f"{name} {value:{form}}" for name, (value, form) in figures.items() if value is not None)
-    of_total = f" of {job.total_steps}" if job.total_steps is not None else ""
+    of_total = f" of {total_steps}" if total_steps is not None else ""
     return f"step {update.step}{of_total}: {shown}"

@@ -3,8 +3,6 @@ jobs may go. The day is UTC's."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from sqlalchemy.orm import Session
 
 from core.api.job_schemas import Quota, QuotaUpdate
@@ -15,7 +13,7 @@ from db import jobs as job_rows
 from db import quotas as rows
 from db import tenants
 from db.base import now
-from db.jobs import IN_ENGINE, JobRecord
+from db.jobs import IN_ENGINE
 from db.quotas import QuotaRecord
 from db.scope import DEFAULT_TENANT
 
@@ -129,11 +127,3 @@ def exhausted(session: Session, tenant: str) -> str | None:
     if used < record.finetune_tokens_day:
         return None
     return f"the tenant's {record.finetune_tokens_day:,} finetuning tokens of today are used up ({used:,})"
-
-
-def count_tokens(session: Session, job: JobRecord, tokens: int, time: datetime) -> None:
-    """Take into account that a job has trained on `tokens` by now."""
-    fresh = tokens - job.counted_tokens
-    if fresh > 0:
-        rows.add(session, job.tenant, time.astimezone(UTC).date(), fresh)
-        job.counted_tokens = tokens

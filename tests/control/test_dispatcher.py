@@ -14,6 +14,7 @@ from core.control.context import Control
 from core.control.owner import Owner
 from core.errors import Conflict
 from core.link.messages import PauseJob, PlanView, SetTargets, StartJob, StopJob
+from db import changes
 from tests.control import files
 from tests.control.figures import history
 from tests.control.peer import EnginePeer
@@ -197,6 +198,39 @@ def test_what_the_job_measures_is_kept(control: Control, engine: EnginePeer, run
     assert (first.loss, first.learning_rate, first.grad_norm) == (4.0, 1e-3, 0.5)
     assert (second.loss, second.eval_loss) == (3.0, 3.5)
     assert jobs.metrics(control, job.id, 1, 10) == [second]
+
+
+def test_what_came_meanwhile_is_written_at_once_and_in_order(
+    control: Control, engine: EnginePeer, running: Running
+) -> None:
+    job, order = running
+    reaches(control, job.id, "running")
+    written: list[frozenset[str]] = []
+    control.store.on_commit(lambda tables: written.append(tables) if "job_metrics" in tables else None)
+    with control.store.write():
+        for step in range(1, 51):
+            engine.update(job.id, order.token, "metric", step=step, loss=1 / step)
+        time.sleep(0.3)
+    until(lambda: jobs.get(control, job.id).step == 50, what="the last step")
+    assert len(written) <= 3
+    assert jobs.get(control, job.id).loss == 1 / 50
+    told = [line.message for line in jobs.log(control, job.id, 0, 100)][-50:]
+    assert told == [f"step {step} of 30: loss {1 / step:.4f}" for step in range(1, 51)]
+    with control.store.read() as session:
+        steps = [change.data["step"] for change in changes.after(session, 0, 500) if change.kind == "metric"]
+    assert steps == list(range(1, 51))
+
+
+def test_what_cannot_be_kept_takes_nothing_with_it(control: Control, engine: EnginePeer, running: Running) -> None:
+    job, order = running
+    reaches(control, job.id, "running")
+    with control.store.write():
+        engine.update(job.id, order.token, "metric", step=1, loss=4.0)
+        for step, at in ((2, time.time()), (3, 1e20), (4, time.time())):
+            engine.update(job.id, order.token, "metric", step=step, loss=3.0, time=at)
+        time.sleep(0.3)
+    until(lambda: jobs.get(control, job.id).step == 4, what="the last step")
+    assert [metric.step for metric in jobs.metrics(control, job.id, -1, 10)] == [1, 2, 4]
 
 
 def test_a_job_that_succeeds_becomes_an_adapter_that_is_wanted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 from core.api import schemas
 from core.api.job_schemas import QuotaUpdate
 from core.api.tenant_schemas import TenantCreate
-from core.control import comparison, datasets, jobs, outlook, queue, quotas, retention, tenants
+from core.control import comparison, datasets, jobs, outlook, progress, queue, quotas, retention, tenants
 from core.control.context import Control
 from core.control.principal import Principal
 from core.errors import Conflict, Forbidden, Invalid, NotFound
-from core.link.messages import PauseJob, StartJob
+from core.link.messages import JobUpdate, PauseJob, StartJob
 from db import jobs as rows
 from db.base import now
 from db.jobs import JobRecord
@@ -172,11 +173,16 @@ def test_a_job_stands_back_when_its_tenants_tokens_are_used_up_and_goes_on_by_it
 
 def test_steps_that_are_done_again_count_once(control: Control, submit: Submit) -> None:
     job = submit()
-    with control.store.write() as session:
-        record = rows.find(session, job.id)
-        assert record is not None
-        for tokens in (100, 300, 150, 300, 350):
-            quotas.count_tokens(session, record, tokens, now())
+    done = iter((100, 300, 150, 300, 350))
+    for together in (2, 1, 2):
+        updates = [
+            JobUpdate(engine_id="e", job_id=job.id, token=1, time=time.time(), kind="metric", step=1, tokens=next(done))
+            for _ in range(together)
+        ]
+        with control.store.write() as session:
+            record = rows.watched(session, job.id)
+            assert record is not None
+            progress.measured(session, record, updates)
     assert quotas.get(control, "default").tokens_today == 350
 
 
@@ -232,8 +238,10 @@ def test_jobs_are_compared_by_what_differs(control: Control, submit: Submit) -> 
     made = [submit("a", learning_rate=1e-3, lora={"rank": 4}), submit("b", learning_rate=1e-4, lora={"rank": 4})]
     with control.store.write() as session:
         for number, job in enumerate(made):
-            for step in range(1, 4):
-                rows.put_metric(session, job.id, step, now(), {"loss": 2.0 - number - step / 10})
+            session.add_all(
+                rows.JobMetricRecord(job_id=job.id, step=step, time=now(), loss=2.0 - number - step / 10)
+                for step in range(1, 4)
+            )
     found = comparison.compare(control, [job.id for job in made])
     assert found.differing == {"adapter_name": ["a", "b"], "learning_rate": [1e-3, 1e-4]}
     assert [len(found.metrics[job.id]) for job in made] == [3, 3]

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
-from db import changes, jobs, leases, telemetry
+from db import changes, jobs, leases, quotas, telemetry
 from db.base import now
 from db.changes import ChangeRecord
 from db.store import Store
@@ -125,12 +125,35 @@ def test_what_a_running_job_reports_of_itself_is_no_news_and_its_state_is(store:
             )
         )  # fmt: skip
     store.on_commit(heard.append)
-    for change in ({"step": 3, "loss": 1.5}, {"step": 4, "state": "paused"}):
-        with store.write() as session:
-            job = jobs.find(session, "job-1")
-            for name, value in change.items():
-                setattr(job, name, value)
+    with store.write() as session:
+        jobs.put_figures(session, "job-1", {**dict.fromkeys(jobs.FIGURES, 0), "loss": 1.5})
+    with store.write() as session:
+        job = jobs.find(session, "job-1")
+        assert job is not None and job.loss == 1.5
+        job.state = "paused"
     assert heard == [set(), {"jobs"}]
+
+
+def test_what_a_statement_of_a_table_writes_is_noted_where_it_is_news(store: Store) -> None:
+    job = jobs.JobRecord(
+        id="job-1", name="one", state="running", spec={}, dataset_id="ds-1", dataset_name="rows", adapter_name="bot",
+        created_at=now(), state_since=now(),
+    )  # fmt: skip
+    with store.write() as session:
+        session.add(job)
+    heard: list[frozenset[str]] = []
+    store.on_commit(heard.append)
+    measured = dict.fromkeys(jobs.MEASURED)
+    for write in (
+        lambda session: jobs.put_metrics(session, "job-1", [{"step": 1, "time": now(), **measured}]),
+        lambda session: jobs.add_log(session, "job-1", [(now(), "step 1")]),
+        lambda session: changes.add_many(session, "jobs", "metric", "job-1", "default", [{"step": 1}]),
+        lambda session: quotas.add(session, "default", now().date(), 5),
+        lambda session: telemetry.put(session, 1, [(now(), {}, b"")]),
+    ):
+        with store.write() as session:
+            write(session)
+    assert heard == [{"job_metrics"}, {"job_logs"}, {"changes"}, {"finetune_usage"}, {"telemetry"}]
 
 
 def test_foreign_keys_and_checks_are_enforced(store: Store) -> None:
