@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, String, UniqueConstraint, select, update
+from sqlalchemy import CheckConstraint, ForeignKey, String, UniqueConstraint, bindparam, select, update
 from sqlalchemy.orm import Mapped, Session, joinedload, mapped_column, relationship
 
 from db import touched
@@ -88,16 +89,18 @@ def find_token(session: Session, token_id: str) -> TokenRecord | None:
     return session.scalar(select(TokenRecord).where(TokenRecord.id == token_id))
 
 
-def token_of(session: Session, sha256: str) -> tuple[TokenRecord, TenantRecord] | None:
-    """The token with this hash, its user and its tenant."""
-    query = (
-        select(TokenRecord, TenantRecord)
-        .join(TenantRecord, TenantRecord.name == TokenRecord.tenant)
-        .where(TokenRecord.sha256 == sha256)
-        .options(joinedload(TokenRecord.user))
-    )
-    row = session.execute(query).one_or_none()
-    return None if row is None else (row[0], row[1])
+_BY_HASH = (
+    select(TokenRecord, TenantRecord)
+    .join(TenantRecord, TenantRecord.name == TokenRecord.tenant)
+    .where(TokenRecord.sha256.in_(bindparam("hashes", expanding=True)))
+    .options(joinedload(TokenRecord.user))
+)
+
+
+def tokens_of(session: Session, hashes: Collection[str]) -> dict[str, tuple[TokenRecord, TenantRecord]]:
+    """By SHA-256 the tokens with these hashes, as far as there are such, each with its user and its tenant."""
+    found = session.execute(_BY_HASH, {"hashes": list(hashes)})
+    return {token.sha256: (token, tenant) for token, tenant in found}
 
 
 def tokens(session: Session, tenant: str | None) -> list[TokenRecord]:

@@ -7,13 +7,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
 
-import anyio
-from anyio.to_thread import run_sync
 from fastapi import Response
+from pydantic import BaseModel, ValidationError
 from starlette.types import Scope as AsgiScope
 
+from core.control.context import Control
 from core.control.principal import Principal
 from db.scope import Scope
 from db.store import Store
@@ -35,13 +38,29 @@ def key(principal: Principal, scope: AsgiScope) -> Key:
     return principal.scope, scope["path"], scope["query_string"]
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What many ask for at once: the parameters of its query, what makes the answer of them (JSON, as the principal of
+    the context may see it), and the tables that it is made of."""
+
+    query: type[BaseModel]
+    make: Callable[[Control, Any], bytes]
+    tables: Collection[str]
+
+    def parameters(self, scope: AsgiScope) -> BaseModel | None:
+        """Those of a request; None when it is for the route to say what is wrong with them."""
+        try:
+            return self.query.model_validate(dict(parse_qsl(scope["query_string"].decode("latin-1"), True)))
+        except ValidationError:
+            return None
+
+
 @dataclass(eq=False)
 class _Making:
-    """An answer, or the way to it. `version` (of its tables) and `began` are None until it is a thread's turn to make
-    it."""
+    """An answer, or the way to it. `version` (of its tables) and `began` are None until a thread begins to make it."""
 
-    content: asyncio.Task[bytes]
     tables: Collection[str]
+    content: asyncio.Future[bytes] = field(init=False)
     version: int | None = None
     began: float | None = None
 
@@ -62,42 +81,47 @@ class Answers:
         self._written: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._kept: dict[Key, _Making] = {}
-        self._limiter = anyio.CapacityLimiter(_AT_ONCE)
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "harli-answers")
         store.on_commit(self._note)
+
+    def close(self) -> None:
+        """Waits for what is being made."""
+        self._threads.shutdown(cancel_futures=True)
 
     def _note(self, tables: frozenset[str]) -> None:
         """On the writer's thread, before the writer goes on: who is told that something was changed finds it so."""
         with self._lock:
-            self._written.update(tables)
+            for table in tables:
+                self._written[table] += 1
 
-    def shared(self, key: Key) -> asyncio.Task[bytes] | None:
+    def shared(self, key: Key) -> asyncio.Future[bytes] | None:
         """The answer, JSON, that is there or on its way for someone else; None when it has to be made."""
         found = self._kept.get(key)
         return found.content if found is not None and found.serves(self._version(found.tables)) else None
 
+    def begin(self, key: Key, make: Callable[[], bytes], tables: Collection[str]) -> asyncio.Future[bytes]:
+        """The answer, JSON, when there is none to be shared: `make` is called in a thread."""
+        self._forget_old()
+        self._kept.pop(key, None)
+        making = self._kept[key] = _Making(tables)
+
+        def run() -> bytes:
+            making.version = self._version(tables)
+            making.began = time.monotonic()
+            return make()
+
+        making.content = asyncio.get_running_loop().run_in_executor(self._threads, run)
+        return making.content
+
     async def get(self, key: Key, make: Callable[[], bytes], tables: Collection[str]) -> Response:
-        """The answer, JSON. `make` is called in a thread when there is none that is young enough, or this process has
-        written to one of `tables` since. What it raises is raised for all who wait for it."""
-        content = self.shared(key)
-        if content is None:
-            self._forget_old()
-            self._kept.pop(key, None)
-            making = self._kept[key] = self._start(make, tables)
-            content = making.content
+        """The answer. It is made anew when there is none that is young enough, or this process has written to one of
+        `tables` since. What `make` raises is raised for all who wait for it."""
+        content = self.shared(key) or self.begin(key, make, tables)
         # Shielded: who hangs up takes nothing from the others.
         return Response(await asyncio.shield(content), media_type=MEDIA_TYPE)
 
     def _version(self, tables: Collection[str]) -> int:
         return sum(self._written[table] for table in tables)
-
-    def _start(self, make: Callable[[], bytes], tables: Collection[str]) -> _Making:
-        async def run() -> bytes:
-            async with self._limiter:
-                making.version, making.began = self._version(tables), time.monotonic()
-                return await run_sync(make)
-
-        making = _Making(asyncio.create_task(run()), tables)
-        return making
 
     def _forget_old(self) -> None:
         """Those that began first stand first."""

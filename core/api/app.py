@@ -74,6 +74,7 @@ def create_app(settings: Settings) -> FastAPI:
             await simulator.stop()
             await app.state.engine_http.aclose()
             await run_in_threadpool(owner.stop)
+            await run_in_threadpool(app.state.answers.close)
             control.store.close()
 
     app = Described(
@@ -98,7 +99,8 @@ def create_app(settings: Settings) -> FastAPI:
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
     )
-    app.add_middleware(again.Again, buckets=buckets)
+    shared = {"/api/jobs": jobs.PAGE, "/api/live": system.LIVE, "/api/telemetry": system.HISTORY}
+    app.add_middleware(again.Again, buckets=buckets, shared=shared)
     app.add_middleware(security.SameMachine, settings=settings)
     app.add_middleware(upload.CloseUnread)
     app.add_middleware(openai_errors.OpenAIErrors)

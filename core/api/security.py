@@ -15,6 +15,7 @@ from core.api.errors import answer
 from core.config import LOOPBACK, Settings
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOOKED_AT = frozenset({b"host", b"origin"})
 
 
 def origins(settings: Settings) -> list[str]:
@@ -39,7 +40,7 @@ class SameMachine:
         await self._app(scope, receive, send)
 
     def _reason(self, scope: Scope) -> str | None:
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _LOOKED_AT}
         host = urlsplit(f"//{headers.get(b'host', '')}").hostname
         if self._hosts is not None and host is not None and host not in self._hosts:
             return (

@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -28,6 +28,8 @@ LOCAL_USER = "admin"
 # How long a change made by another API process may go unnoticed; one of this process is noticed at once.
 _KNOWN_S = 1.0
 _MOST_KNOWN = 10_000
+# Looked up with one that is asked for.
+_MOST_AT_ONCE = 500
 _TOUCH_EVERY = timedelta(minutes=1)
 _TABLES = frozenset({TenantRecord.__tablename__, UserRecord.__tablename__, TokenRecord.__tablename__})
 
@@ -35,11 +37,14 @@ _TABLES = frozenset({TenantRecord.__tablename__, UserRecord.__tablename__, Token
 # ---- who shows one ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Known:
+    """`until`: monotonic seconds; `is_stale`: that it is in use is to be noted; `shown`: since it was looked up."""
+
     principal: Principal
     until: float
     is_stale: bool
+    shown: bool = False
 
 
 class Tokens:
@@ -62,38 +67,44 @@ class Tokens:
 
     def _young(self, token: str) -> _Known | None:
         known = self._known.get(_digest(token))
-        return known if known is not None and known.until > time.monotonic() else None
+        if known is None or known.until <= time.monotonic():
+            return None
+        known.shown = True
+        return known
 
     def principal(self, token: str) -> Principal:
-        """Whose token it is. Raises Unauthorized, with the reason, for one that is not taken."""
+        """Whose token it is. Raises Unauthorized, with the reason, for one that is not taken.
+
+        The others that are in use are looked up with it, so that many cost the store no more than one."""
         digest = _digest(token)
         # What is read while it is changed goes with what was known before the change.
         known = self._known
+        in_use = [other for other, entry in list(known.items()) if entry.shown and other != digest][:_MOST_AT_ONCE]
+        for other in in_use:
+            if (entry := known.get(other)) is not None:
+                entry.shown = False
+        began = time.monotonic()
         with self._control.store.read() as session:
-            found = rows.token_of(session, digest)
-        if found is None:
-            raise Unauthorized("token_unknown", "the token is not known here; ask an admin of your tenant for one")
-        record, tenant = found
-        _require_valid(record, tenant)
-        role: Role = record.user.role  # type: ignore[assignment]
-        principal = Principal(
-            record.user.name, record.tenant, role, frozenset(record.scopes) & frozenset(SCOPES[role]), record.id
-        )
-        last = record.last_used_at
+            found = rows.tokens_of(session, [digest, *in_use])
         if len(known) >= _MOST_KNOWN:
             known.clear()
-        known[digest] = _Known(
-            principal, time.monotonic() + _KNOWN_S, is_stale=last is None or last < now() - _TOUCH_EVERY
-        )
-        return principal
+        if digest not in found:
+            raise Unauthorized("token_unknown", "the token is not known here; ask an admin of your tenant for one")
+        for other, (record, tenant) in found.items():
+            if _refusal(record, tenant) is None:
+                last = record.last_used_at
+                is_stale = last is None or last < now() - _TOUCH_EVERY
+                known[other] = _Known(_principal(record), began + _KNOWN_S, is_stale)
+        if (refusal := _refusal(*found[digest])) is not None:
+            raise refusal
+        return _principal(found[digest][0])
 
     def take_stale(self, token: str) -> bool:
         """Whether the use of a token should be noted, which the one who asks first does."""
-        known, digest = self._known, _digest(token)
-        found = known.get(digest)
+        found = self._known.get(_digest(token))
         if found is None or not found.is_stale:
             return False
-        known[digest] = replace(found, is_stale=False)
+        found.is_stale = False
         return True
 
     def note_use(self, principal: Principal) -> None:
@@ -111,20 +122,26 @@ def _digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _require_valid(record: TokenRecord, tenant: TenantRecord) -> None:
-    time_ = now()
-    reason = None
+def _principal(record: TokenRecord) -> Principal:
+    role: Role = record.user.role  # type: ignore[assignment]
+    scopes = frozenset(record.scopes) & frozenset(SCOPES[role])
+    return Principal(record.user.name, record.tenant, role, scopes, record.id)
+
+
+def _refusal(record: TokenRecord, tenant: TenantRecord) -> Unauthorized | None:
+    """Why a token is not taken; None for one that is."""
     if record.revoked_at is not None:
-        reason = ("token_revoked", f"token {record.hint}… was revoked; use another")
-    elif record.expires_at is not None and record.expires_at <= time_:
+        return Unauthorized("token_revoked", f"token {record.hint}… was revoked; use another")
+    if record.expires_at is not None and record.expires_at <= now():
         moment = f"{record.expires_at:%Y-%m-%d %H:%M} UTC"
-        reason = ("token_expired", f"token {record.hint}… expired at {moment}; use another")
-    elif record.user.disabled:
-        reason = ("user_disabled", f"user {record.user.name} is disabled; ask an admin of tenant {record.tenant}")
-    elif tenant.suspended:
-        reason = ("tenant_suspended", f"tenant {tenant.name} is suspended; ask those who run this platform")
-    if reason is not None:
-        raise Unauthorized(*reason)
+        return Unauthorized("token_expired", f"token {record.hint}… expired at {moment}; use another")
+    if record.user.disabled:
+        return Unauthorized(
+            "user_disabled", f"user {record.user.name} is disabled; ask an admin of tenant {record.tenant}"
+        )
+    if tenant.suspended:
+        return Unauthorized("tenant_suspended", f"tenant {tenant.name} is suspended; ask those who run this platform")
+    return None
 
 
 # ---- the local admin's -----------------------------------------------------------------------------------------------
@@ -143,13 +160,11 @@ def ensure_local(control: Control) -> None:
 def _is_taken(session: Session, path: Path) -> bool:
     try:
         path.chmod(0o600)
-        found = rows.token_of(session, _digest(path.read_text("ascii").strip()))
-        if found is None:
-            return False
-        _require_valid(*found)
-    except (FileNotFoundError, UnicodeDecodeError, Unauthorized):
+        digest = _digest(path.read_text("ascii").strip())
+        found = rows.tokens_of(session, [digest]).get(digest)
+    except (FileNotFoundError, UnicodeDecodeError):
         return False
-    return True
+    return found is not None and _refusal(*found) is None
 
 
 def _make_local(session: Session) -> str:

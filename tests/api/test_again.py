@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from core.api import answers
+from core.api.answers import Answers, Key
 from core.api.gate import Gate
 from tests.api.inside import Inside, as_one, inside, made
 from tests.api.serving import plain, served
@@ -42,10 +44,31 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("path", ["/api/jobs?limit=7", "/api/live?window_s=7", "/api/telemetry?seconds=7"])
 def test_the_same_comes_again_without_the_gate(place: Inside, passed: list[str], path: str) -> None:
-    first, again = place.ann.get(path), place.ann.get(path)
+    with place.someone("a", f"new-{len(path)}", "viewer") as unknown:
+        passed.clear()
+        first, again = unknown.get(path), unknown.get(path)
     assert passed == [path.partition("?")[0]]
     assert (first.status_code, first.content) == (again.status_code, again.content)
     assert {**first.headers, "date": ""} == {**again.headers, "date": ""}
+
+
+@pytest.mark.parametrize("path", ["/api/jobs?limit=3&state=queued", "/api/jobs?cursor=MTA", "/api/telemetry?points=6"])
+def test_it_is_made_without_the_gate_too_as_the_route_makes_it(place: Inside, passed: list[str], path: str) -> None:
+    place.ann.get("/api/datasets")
+    passed.clear()
+    made_here = place.ann.get(path)
+    assert passed == []
+    by_route = place.ann.get(f"{path}&more=x", headers={"Origin": f"http://127.0.0.1:{place.settings.console_port}"})
+    assert passed == [path.partition("?")[0]]
+    assert (made_here.status_code, made_here.content) == (by_route.status_code, by_route.content)
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=", "state=dancing", "cursor=%FF", "limit=5&limit=x"])
+def test_what_is_wrong_with_a_query_the_route_says(place: Inside, passed: list[str], query: str) -> None:
+    place.ann.get("/api/datasets")
+    for _ in range(2):
+        assert place.ann.get(f"/api/jobs?{query}").status_code == 422
+    assert passed == ["/api/datasets", "/api/jobs", "/api/jobs"]
 
 
 def test_what_no_one_shares_goes_through_the_gate_each_time(place: Inside, passed: list[str]) -> None:
@@ -55,11 +78,26 @@ def test_what_no_one_shares_goes_through_the_gate_each_time(place: Inside, passe
     assert passed == ["/api/datasets", "/api/jobs"] * 2
 
 
-def test_another_tenant_and_another_query_are_answered_their_own(place: Inside, passed: list[str]) -> None:
-    place.ann.get("/api/jobs?limit=9")
-    place.bob.get("/api/jobs?limit=9")
-    place.ann.get("/api/jobs?limit=8")
-    assert passed == ["/api/jobs"] * 3
+def test_another_tenant_and_another_query_are_answered_their_own(
+    place: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for who in (place.ann, place.bob):
+        who.get("/api/datasets")
+    begun: list[Key] = []
+    begin = Answers.begin
+
+    def noting(self: Answers, key: Key, make: Any, tables: Any) -> Any:
+        begun.append(key)
+        return begin(self, key, make, tables)
+
+    monkeypatch.setattr(Answers, "begin", noting)
+    for who, query in ((place.ann, b"limit=9"), (place.bob, b"limit=9"), (place.ann, b"limit=8")):
+        assert who.get(f"/api/jobs?{query.decode()}").status_code == 200
+    assert [(scope.tenant, query) for scope, _, query in begun] == [
+        ("a", b"limit=9"),
+        ("b", b"limit=9"),
+        ("a", b"limit=8"),
+    ]
 
 
 @pytest.mark.parametrize("shown", [{"Authorization": "Bearer harli_nonsense"}, {"Authorization": ""}])

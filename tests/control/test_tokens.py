@@ -6,6 +6,7 @@ import time
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.orm import Session
 
 from core.api.tenant_schemas import TokenCreate, UserCreate, UserPatch
 from core.control import tenants, tokens
@@ -69,14 +70,15 @@ def test_what_is_changed_while_it_is_looked_up_is_not_overlooked(
     mine = admin(control)
     _, token = made(mine)
     known = Tokens(control)
-    found = rows.token_of
+    found = rows.tokens_of
 
     def slow(*asked: object) -> object:
         answer = found(*asked)  # type: ignore[arg-type]
-        tokens.revoke(mine, answer[0].id)  # type: ignore[index]
+        for record, _ in answer.values():
+            tokens.revoke(mine, record.id)
         return answer
 
-    monkeypatch.setattr(rows, "token_of", slow)
+    monkeypatch.setattr(rows, "tokens_of", slow)
     known.principal(token)
     assert known.remembered(token) is None
 
@@ -94,3 +96,33 @@ def test_another_process_notices_within_about_a_second(control: Control, monkeyp
     assert known.remembered(token) is None
     with pytest.raises(Unauthorized, match="revoked"):
         known.principal(token)
+
+
+def test_those_in_use_are_looked_up_together(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = admin(control)
+    user, first = made(mine)
+    second, idle, revoked = (tokens.create(mine, TokenCreate(name=name, user=user)) for name in ("b", "c", "d"))
+    known = Tokens(control)
+    for token in (first, second.token, idle.token, revoked.token):
+        known.principal(token)
+    for token in (first, second.token, revoked.token):
+        assert known.remembered(token) is not None
+    other = Store(control.store.url.render_as_string(hide_password=False))
+    with other.write() as session:
+        session.execute(update(TokenRecord).where(TokenRecord.id == revoked.id).values(revoked_at=now()))
+    other.close()
+    clock = time.monotonic()
+    monkeypatch.setattr("core.control.tokens.time.monotonic", lambda: clock + 1.1)
+    asked: list[int] = []
+    found = rows.tokens_of
+
+    def counting(session: Session, hashes: list[str]) -> object:
+        asked.append(len(hashes))
+        return found(session, hashes)
+
+    monkeypatch.setattr(rows, "tokens_of", counting)
+    known.principal(first)
+    assert [known.remembered(one.token) is not None for one in (second, idle, revoked)] == [True, False, False]
+    monkeypatch.setattr("core.control.tokens.time.monotonic", lambda: clock + 2.2)
+    known.principal(first)
+    assert asked == [3, 2], "one that is not taken any more is asked for no longer"

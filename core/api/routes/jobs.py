@@ -5,16 +5,30 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
+from pydantic import BaseModel
 
 from core.api import schemas
+from core.api.answers import Shared
 from core.api.depends import After, AnswerKey, AnswersDep, ControlDep, Cursor, Limit, Name
 from core.api.job_schemas import JobClone, JobComparison, JobEstimate, JobMove, JobOutlook, JobSample
 from core.control import comparison, jobs, outlook, queue
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 Rows = Annotated[int, Query(ge=1, le=10_000)]
-# What a page is made of, with the reasons why jobs wait.
-_TABLES = frozenset({"jobs", "engines", "quotas"})
+
+
+class _Page(BaseModel):
+    state: schemas.JobState | None = None
+    limit: Limit = 100
+    cursor: Cursor = None
+
+
+PAGE = Shared(
+    _Page,
+    lambda control, asked: jobs.page_json(control, asked.limit, asked.cursor, asked.state),
+    # With the reasons why jobs wait.
+    frozenset({"jobs", "engines", "quotas"}),
+)
 
 
 @router.post(
@@ -41,12 +55,10 @@ async def page(
     control: ControlDep,
     answers: AnswersDep,
     key: AnswerKey,
-    state: schemas.JobState | None = None,
-    limit: Limit = 100,
-    cursor: Cursor = None,
+    asked: Annotated[_Page, Query()],
 ) -> Response:
     """Newest first, of one state or all."""
-    return await answers.get(key, lambda: jobs.page_json(control, limit, cursor, state), _TABLES)
+    return await answers.get(key, lambda: PAGE.make(control, asked), PAGE.tables)
 
 
 @router.post("/estimate", summary="What a job would take")

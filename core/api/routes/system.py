@@ -7,9 +7,11 @@ from typing import Annotated
 
 import anyio
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
 
 from core.api import schemas
+from core.api.answers import Shared
 from core.api.depends import AnswerKey, AnswersDep, ControlDep, Cursor, Limit, PrincipalDep
 from core.api.doctor import Examination
 from core.control import engines, notices, targets, telemetry
@@ -24,8 +26,26 @@ from db.base import now
 
 router = APIRouter(tags=["engine"])
 metrics_router = APIRouter(tags=["engine"])
-# What of it is not of the clock.
-_LIVE_TABLES = frozenset({"jobs", "engines", "targets", "alerts", "alert_rules", "notices"})
+
+
+class _Live(BaseModel):
+    window_s: Annotated[float, Query(gt=0, le=600, description="seconds to sum up")] = 60
+
+
+class _History(BaseModel):
+    seconds: Annotated[float, Query(gt=0, le=14 * 86400, description="how far back")] = 300
+    points: Annotated[int, Query(ge=1, le=2000, description="at most so many points")] = 300
+
+
+# The tables of what of them is not of the clock.
+LIVE = Shared(
+    _Live,
+    lambda control, asked: telemetry.live(control, asked.window_s).model_dump_json().encode(),
+    frozenset({"jobs", "engines", "targets", "alerts", "alert_rules", "notices"}),
+)
+HISTORY = Shared(
+    _History, lambda control, asked: telemetry.history_json(control, asked.seconds, asked.points), frozenset()
+)
 
 
 @router.get("/health", summary="Whether this API process serves")
@@ -64,10 +84,10 @@ async def live(
     control: ControlDep,
     answers: AnswersDep,
     key: AnswerKey,
-    window_s: Annotated[float, Query(gt=0, le=600, description="seconds to sum up")] = 60,
+    asked: Annotated[_Live, Query()],
 ) -> Response:
     """Percentiles are exact: of the raw gaps of the window, each weighted by the tokens that saw it."""
-    return await answers.get(key, lambda: telemetry.live(control, window_s).model_dump_json().encode(), _LIVE_TABLES)
+    return await answers.get(key, lambda: LIVE.make(control, asked), LIVE.tables)
 
 
 @router.get("/telemetry", summary="The engine's figures over time", response_model=list[schemas.TelemetryPoint])
@@ -75,12 +95,11 @@ async def history(
     control: ControlDep,
     answers: AnswersDep,
     key: AnswerKey,
-    seconds: Annotated[float, Query(gt=0, le=14 * 86400, description="how far back")] = 300,
-    points: Annotated[int, Query(ge=1, le=2000, description="at most so many points")] = 300,
+    asked: Annotated[_History, Query()],
 ) -> Response:
     """Oldest first. Points are a second or more; those of the last hour are of raw values, older ones of values rounded
     to three digits. Two weeks are kept."""
-    return await answers.get(key, lambda: telemetry.history_json(control, seconds, points), ())
+    return await answers.get(key, lambda: HISTORY.make(control, asked), HISTORY.tables)
 
 
 @router.get("/parts", summary="The supervised processes")
