@@ -117,7 +117,6 @@ class Kv:
 
     rows: int
     columns: int
-    clock: Clock
     waiting_queue: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
 
@@ -128,7 +127,6 @@ class Kv:
         self.row_tokens = ROW
         self.size = self.most = self._rows.tokens - 1
         self._coming: list[tuple[int, Move | None]] = []
-        self._known: list[Request] = []
 
     @property
     def free(self) -> int:
@@ -209,7 +207,7 @@ class Serving:
         self.clock.ms = 100_000.0
         self.clock.settle = self._settle
         self.decode, self.stream = device.Stream("decode", self.clock), Stream("finetune", self.clock)
-        self.kv = Kv(rows, columns, self.clock)
+        self.kv = Kv(rows, columns)
         self.broker = Broker(self.kv, Marks(), clock=self.clock)
         self.share: JobShare | None = None
         self.job: Launched | None = None
@@ -265,7 +263,7 @@ class Serving:
         if self.runtime._job is not None:
             self.runtime._job.stop(save=False)
             self.runtime._job.poll()
-            self.clock.turn(max(self.clock.ms, self.stream.until))
+        self.clock.turn(max(self.clock.ms, self.stream.until))
         self.runtime.close()
         self.control.close()
 
