@@ -48,7 +48,7 @@ class Engine:
             "HARLI_DATA_DIR": str(self.settings.data_dir),
             "HARLI_ENGINE_PORT": str(self.settings.engine_port),
             "HARLI_ENGINE__MODEL": str(self.model),
-            "HARLI_ENGINE__MAX_TOTAL_TOKENS": "8192",
+            "HARLI_ENGINE__MAX_TOTAL_TOKENS": "10240",
             "HARLI_FINETUNE__BASE_MODELS": json.dumps([str(path) for path in self.bases]),
             "HARLI_FINETUNE__WINDOW_LAYERS": "2",
         }

@@ -15,7 +15,7 @@ from tests.serving.test_engine import spec
 pytestmark = pytest.mark.engine
 
 PROMPTS = [[1000 + 37 * n + 11 * k for k in range(24)] for n in range(4)]
-LONG = [[2000 + 501 * n + (7 * k) % 400 for k in range(450)] for n in range(4)]
+LONG = [[2000 + 501 * n + (7 * k) % 400 for k in range(560)] for n in range(4)]
 
 
 def memory(engine: Engine, done: Callable[[MemoryView], bool], seconds: float = 120.0) -> MemoryView:
@@ -47,7 +47,7 @@ def test_the_kv_cache_shrinks_to_a_quarter_for_a_job_and_grows_back_under_load(
     assert of_jobs(whole) == 0
 
     engine.train_beside_decode(version=31)
-    job = spec(captain, tmp_path / "sharing", max_steps=200, micro_batch_tokens=80)
+    job = spec(captain, tmp_path / "sharing", max_steps=200, micro_batch_tokens=100)
     engine.run(job, token=31)
     quarter = memory(engine, lambda view: view.kv_tokens <= view.kv_most_tokens / 4 + 400 and of_jobs(view) > 0)
     engine.update("metric", job.job_id)
