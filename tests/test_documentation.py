@@ -32,10 +32,15 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def targets(page: Path) -> list[str]:
+    """Of its links and pictures."""
+    return re.findall(r"(?:\]\(|src=\"|srcset=\")([^)\"\s]+)[)\"]", page.read_text())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=place)
 def test_every_link_leads_somewhere(page: Path) -> None:
     dead = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+    for target in targets(page):
         path, _, anchor = target.partition("#")
         if re.match(r"[a-z]+:", path):
             continue
@@ -46,11 +51,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_and_picture_is_linked() -> None:
-    linked = {
-        (page.parent / target.partition("#")[0]).resolve()
-        for page in PAGES
-        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text())
-    }
+    linked = {(page.parent / target.partition("#")[0]).resolve() for page in PAGES for target in targets(page)}
     docs = ROOT / "docs"
     there = {*docs.glob("*.md"), *docs.glob("screenshots/*.png")} - {docs / "README.md"}
     assert {place(path) for path in there - linked} == set()

@@ -133,6 +133,10 @@ def look_at_the_overview(page: Page, client: Client, job: Job) -> None:
     expect(tile(page, "Finetune").locator(".value")).not_to_have_text("0.0")
     expect(page.locator("canvas").nth(5)).to_be_visible()
     shoot(page, "overview")
+    page.emulate_media(color_scheme="dark")
+    expect(page.get_by_test_id("stApp")).to_have_css("background-color", "rgb(18, 21, 28)")
+    shoot(page, "overview-dark")
+    page.emulate_media(color_scheme="light")
 
 
 def read_the_frontier(page: Page, client: Client) -> None:
