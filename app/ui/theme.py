@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 ICON = Path(__file__).parent / "assets" / "icon.svg"
-_WORDMARK = (Path(__file__).parent / "assets" / "wordmark.svg").read_text()
+_WORDMARK = Path(__file__).parent / "assets" / "wordmark.svg"
 _PAGE_CSS = (Path(__file__).parent / "assets" / "page.css").read_text()
 
 
@@ -58,6 +58,5 @@ def apply_page_style() -> None:
 
 
 def show_brand() -> None:
-    """The name above the navigation, in the ink of the theme."""
-    ink = "#e3e7ee" if st.context.theme.type == "dark" else "#1d2433"
-    st.logo(_WORDMARK.replace("currentColor", ink), size="large", icon_image=ICON)
+    """The name above the navigation, in the ink of the theme at any moment: a page is not run again when that changes."""
+    st.logo(_WORDMARK, size="large", icon_image=ICON)

@@ -125,7 +125,7 @@ def order(session: Session, at: datetime) -> Order | None:
 
 
 def told(order: Order) -> str:
-    """``in force now: itl p99 ≤ 40 ms (Mon–Fri 09:00–17:00 UTC)``; those of tenants are counted only, since everyone
+    """``in force now: ITL p99 ≤ 40 ms (Mon–Fri 09:00–17:00 UTC)``; those of tenants are counted only, since everyone
     may read it."""
     general = [target for target in order.in_force if target.tenant is None]
     listed = ", ".join(f"{words(target)} ({target.reason})" for target in general) or "no target of everyone"
@@ -149,9 +149,9 @@ def _add(session: Session, version: int, targets: Sequence[schemas.TargetBody], 
 
 
 def words(target: schemas.TargetBody | schemas.TargetInForce) -> str:
-    """``itl p99 ≤ 45 ms``, with the tenant when it is one's."""
+    """``ITL p99 ≤ 45 ms``, with the tenant when it is one's."""
     whose = f" for {target.tenant}" if target.tenant else ""
-    return f"{target.kind} p{target.quantile * 100:g} ≤ {target.ms:g} ms{whose}"
+    return f"{target.kind.upper()} p{target.quantile * 100:g} ≤ {target.ms:g} ms{whose}"
 
 
 def _sensible(ms: float) -> float:

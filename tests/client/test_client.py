@@ -326,7 +326,7 @@ def test_an_adapter_goes_up_as_a_folder_or_a_zip_and_comes_down(client: Client, 
 def test_targets_are_set_by_version_or_over_whatever_is_there(client: Client) -> None:
     assert client.set_targets([schemas.TargetBody(kind="itl", ms=40)]).version == 1
     assert client.set_targets([{"kind": "ttft", "ms": 900}], version=1).version == 2
-    with pytest.raises(Conflict, match="ttft p99 ≤ 900 ms"):
+    with pytest.raises(Conflict, match="TTFT p99 ≤ 900 ms"):
         client.set_targets([], version=1)
     with pytest.raises(Invalid, match="ms") as caught:
         client.set_targets([{"kind": "itl", "ms": 0}])

@@ -52,7 +52,7 @@ def test_setting_them_makes_the_next_version(control: Control) -> None:
 
 def test_a_version_that_is_no_longer_in_force_is_refused_with_what_is(control: Control) -> None:
     targets.put(control, update(0, ITL))
-    with pytest.raises(Conflict, match="version 1 by now, not 0; in force: itl p99 ≤ 45 ms"):
+    with pytest.raises(Conflict, match="version 1 by now, not 0; in force: ITL p99 ≤ 45 ms"):
         targets.put(control, update(0, {"kind": "itl", "ms": 30}))
     assert view(control).targets[0].ms == 45
 
@@ -141,7 +141,7 @@ def test_a_window_that_opens_reaches_the_engine_and_the_notices_within_two_secon
     assert engine.expect(SetTargets, 2.0).targets[0].ms == 150.0
 
     def told() -> bool:
-        words = "in force now: itl p99 ≤ 150 ms (every day 09:00–17:00 Europe/Berlin)"
+        words = "in force now: ITL p99 ≤ 150 ms (every day 09:00–17:00 Europe/Berlin)"
         return words in [notice.message for notice in notices.page(control, 5, None, ("targets",)).items]
 
     assert until(told, what="the notice")
