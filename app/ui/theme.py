@@ -58,5 +58,5 @@ def apply_page_style() -> None:
 
 
 def show_brand() -> None:
-    """The name above the navigation, in the ink of the theme at any moment: a page is not run again when that changes."""
+    """The name above the navigation, in the ink of the theme at any moment: no page is run again when that changes."""
     st.logo(_WORDMARK, size="large", icon_image=ICON)
