@@ -79,6 +79,7 @@ class ElasticKV:
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="harli-memory")
         self._mapping: Future[None] | None = None
+        self._unmaps = False  # what the thread does now; the rows that go count as there until it is through
         self._rows_wanted = self._rows.rows
         self._growth: list[tuple[int, Moment | None]] = []  # rows to come, and when there are pages for them
         self._before, self._since, self._moved = self.size, clock(), 0
@@ -219,7 +220,8 @@ class ElasticKV:
         failure = ""
         if self._mapping is not None:
             if not self._mapping.done():
-                self._hand_out()
+                if not self._unmaps:
+                    self._hand_out()
                 return None
             mapping, self._mapping = self._mapping, None
             try:
@@ -313,7 +315,8 @@ class ElasticKV:
     def _map(self, sizes: Sequence[tuple[int, Moment | None]]) -> None:
         """Map or unmap to one number of rows after another in the thread, each when its moment has come. Rows that go
         are out of use once the work is done that is queued by now."""
-        queued = self._queued_work() if sizes[0][0] < self._rows.rows else []
+        self._unmaps = sizes[0][0] < self._rows.rows
+        queued = self._queued_work() if self._unmaps else []
 
         def run() -> None:
             for event in queued:

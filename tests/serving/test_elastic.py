@@ -270,6 +270,20 @@ def test_a_growth_that_is_not_wanted_any_more_waits_for_nothing_after_it(engine:
     assert engine.settle().after == 47 and not move.query()
 
 
+def test_rows_that_go_are_not_handed_out_again_while_they_go(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    queued = Move()
+    monkeypatch.setattr(engine.kv, "_queued_work", lambda: [queued])
+    engine.kv.resize(15)
+    for _ in range(5):
+        assert engine.kv.advance() is None
+    assert engine.kv.resize(SLOTS) == SLOTS
+    for _ in range(5):
+        assert engine.kv.advance() is None and engine.kv.size == 15, "they are being unmapped"
+    queued.end(1.0)
+    assert engine.settle().after == SLOTS
+    engine.check()
+
+
 def test_the_pool_stays_large_enough_for_every_request_at_hand(engine: Engine) -> None:
     engine.scheduler.waiting_queue.append(engine.request(list(range(30)), ahead=10))
     assert engine.kv.resize(1) == 47
