@@ -83,14 +83,19 @@ def test_what_is_changed_while_it_is_looked_up_is_not_overlooked(
     assert known.remembered(token) is None
 
 
+def revoke_elsewhere(control: Control, token_id: str | None) -> None:
+    """As another API process does on the same store."""
+    other = Store(control.store.url.render_as_string(hide_password=False))
+    with other.write() as session:
+        session.execute(update(TokenRecord).where(TokenRecord.id == token_id).values(revoked_at=now()))
+    other.close()
+
+
 def test_another_process_notices_within_about_a_second(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     _, token = made(admin(control))
     known = Tokens(control)
     principal = known.principal(token)
-    other = Store(control.store.url.render_as_string(hide_password=False))
-    with other.write() as session:
-        session.execute(update(TokenRecord).where(TokenRecord.id == principal.token_id).values(revoked_at=now()))
-    other.close()
+    revoke_elsewhere(control, principal.token_id)
     clock = time.monotonic()
     monkeypatch.setattr("core.control.tokens.time.monotonic", lambda: clock + 1.1)
     assert known.remembered(token) is None
@@ -107,10 +112,7 @@ def test_those_in_use_are_looked_up_together(control: Control, monkeypatch: pyte
         known.principal(token)
     for token in (first, second.token, revoked.token):
         assert known.remembered(token) is not None
-    other = Store(control.store.url.render_as_string(hide_password=False))
-    with other.write() as session:
-        session.execute(update(TokenRecord).where(TokenRecord.id == revoked.id).values(revoked_at=now()))
-    other.close()
+    revoke_elsewhere(control, revoked.id)
     clock = time.monotonic()
     monkeypatch.setattr("core.control.tokens.time.monotonic", lambda: clock + 1.1)
     asked: list[int] = []

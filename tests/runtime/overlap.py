@@ -25,6 +25,7 @@ from core.runtime.runtime import Load, Prepared, Queued, Runtime
 from tests.finetune import small
 from tests.runtime import device
 from tests.runtime.device import Event
+from tests.runtime.kv_rows import KvRows
 from tests.runtime.link import PromptEnd
 from tests.runtime.test_runtime import HELLO
 
@@ -112,7 +113,7 @@ class Request:
 
 
 @dataclass
-class Kv:
+class Kv(KvRows):
     """The KV pool of `Serving`, as the broker knows it."""
 
     rows: int
@@ -140,15 +141,6 @@ class Kv:
     def waiting(self) -> int:
         return len(self.waiting_queue)
 
-    def rows_of(self, tokens: int) -> int:
-        return min(self._rows.most, self._rows.rows_of(tokens + 1))
-
-    def slots_of(self, rows: int) -> int:
-        return self._rows.tokens_of(rows) - 1
-
-    def pages_of(self, tokens: int) -> int:
-        return self._rows.pages_of(self.rows_of(tokens))
-
     def fewest(self) -> int:
         return max((one.need + 2 for one in (*self.running, *self.waiting_queue)), default=ROW - 1)
 
@@ -171,9 +163,6 @@ class Kv:
 
     def waits(self, request: object) -> bool:
         return request in self.waiting_queue
-
-    def growth(self, steps: float) -> int:
-        return 0
 
     def arrived(self) -> Sequence[tuple[int, int]]:
         return ()

@@ -23,13 +23,14 @@ from core.memory.share import JobShare, Move
 from core.runtime.job import JobRun
 from core.runtime.memory import Broker
 from tests.finetune import small
+from tests.runtime.kv_rows import KvRows
 
 PAGE = 4096
 ROW = 32  # tokens of 128 bytes in a page
 ROWS = 40
 
 
-class Kv:
+class Kv(KvRows):
     """A KV pool of two columns that changes its size at once, or in `advance` once there are pages for it; `held` and
     `need` are the test's to set."""
 
@@ -59,15 +60,6 @@ class Kv:
     def free(self) -> int:
         return self.size - self.held
 
-    def rows_of(self, tokens: int) -> int:
-        return min(self._rows.most, self._rows.rows_of(tokens + 1))
-
-    def slots_of(self, rows: int) -> int:
-        return self._rows.tokens_of(rows) - 1
-
-    def pages_of(self, tokens: int) -> int:
-        return self._rows.pages_of(self.rows_of(tokens))
-
     def fewest(self) -> int:
         return max(self.need, ROW - 1)
 
@@ -82,9 +74,6 @@ class Kv:
 
     def waits(self, request: object) -> bool:
         return self.waiting > 0
-
-    def growth(self, steps: float) -> int:
-        return 0
 
     def arrived(self) -> list[tuple[int, int]]:
         fresh, self.fresh = self.fresh, []
