@@ -113,8 +113,8 @@ class Gate:
             # Someone who is known tried what is not allowed: the log is to have it.
             actor = _actor(scope, principal)
             actor.action = f"{scope['method']} {path}"
-            await _refusal(error)(scope, receive, send)
             await self._note(state.control, actor, error.status, error.code)
+            await _refusal(error)(scope, receive, send)
             return
         shared: MutableMapping[str, Any] = scope.setdefault("state", {})
         shared["principal"], shared["actor"] = principal, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from core.api.gate import ASKS, SAFE
+from core.control import audit
 from core.control.context import Control
 from core.control.principal import itself
 from db import tenants
@@ -70,6 +72,19 @@ def test_what_was_refused_says_why(place: Inside) -> None:
     place.bob.put("/api/targets", json={})
     line = newest(place)
     assert (line["action"], line["outcome"], line["code"]) == ("PUT /api/targets", "refused", "platform_only")
+
+
+def test_whoever_has_the_answer_finds_it_in_the_log(place: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*arguments: Any) -> None:
+        time.sleep(0.2)
+        note(*arguments)
+
+    note = audit.note
+    monkeypatch.setattr(audit, "note", late)
+    for path in ("/api/jobs/job-19/pause", "/api/alerts"):  # refused by the route, refused before it
+        seen = newest(place)["id"]
+        assert place.bob.post(path, json={}).status_code in {403, 404}
+        assert newest(place)["id"] > seen, path
 
 
 def test_who_shows_no_token_cannot_fill_it(place: Inside) -> None:

@@ -23,7 +23,7 @@ _SAMPLE = ROOT / "sample_data" / "captain.jsonl"
 _PROMPTS = (ROOT / "sample_data" / "prompts.txt").read_text().splitlines()
 _LONG_MS = 240_000  # for a machine that is busy with other tests; how fast it is, is not asked here
 _JOB_S = 420
-_FEWEST_STEPS = 10  # after which the adapter speaks as the data set does; the job would take more than anybody waits
+_NEWEST = 3  # steps whose losses are taken together: that of one batch is as good as the batch
 
 
 @pytest.fixture
@@ -125,10 +125,16 @@ def look_at_the_memory(page: Page) -> None:
     shoot(page, "memory")
 
 
-def look_at_the_overview(page: Page, client: Client, job: Job) -> None:
+def look_at_the_overview(page: Page, client: Client, job: Job, first: float) -> None:
+    """Until the loss is half of what it was at first: from there the adapter speaks as the data set does."""
+
+    def has_learnt() -> bool:
+        losses = [metric.loss for metric in client.job_metrics(job.id) if metric.loss is not None][-_NEWEST:]
+        return len(losses) == _NEWEST and sum(losses) / _NEWEST < first / 2
+
     follow(page, "Overview")
     page.get_by_role("radio", name="1 min").click()
-    until(lambda: client.job(job.id).step >= _FEWEST_STEPS, _JOB_S, "most of what it learns", pause_s=1.0)
+    until(has_learnt, _JOB_S, "most of what it learns", pause_s=1.0)
     expect(tile(page, "ITL p99").locator(".value")).to_have_text(re.compile(r"\d"))
     expect(tile(page, "Finetune").locator(".value")).not_to_have_text("0.0")
     expect(page.locator("canvas").nth(5)).to_be_visible()
@@ -156,7 +162,7 @@ def read_the_frontier(page: Page, client: Client) -> None:
     shoot(page, "alerts")
 
 
-def stop_and_keep(page: Page, client: Client, job: Job) -> Job:
+def stop_and_keep(page: Page, client: Client, job: Job) -> None:
     page.get_by_test_id("stMain").get_by_role("link", name=job.name).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(job.name)
     shoot(page, "job")
@@ -164,7 +170,6 @@ def stop_and_keep(page: Page, client: Client, job: Job) -> Job:
     page.get_by_role("button", name="Stop and keep the adapter").click()
     until(lambda: client.job(job.id).state in TERMINAL, _JOB_S, "the job's end", pause_s=1.0)
     expect(page.get_by_text("saving → succeeded")).to_be_visible()
-    return client.job(job.id)
 
 
 def chat_with_both(page: Page, client: Client) -> None:
@@ -193,12 +198,10 @@ def test_from_a_file_to_an_adapter_that_answers(page: Page, stack: Stack, traffi
     first = watch_the_loss_fall(page)
     move_the_target(page, stack.client)
     look_at_the_memory(page)
-    look_at_the_overview(page, stack.client, job)
-    ended = stop_and_keep(page, stack.client, job)
+    look_at_the_overview(page, stack.client, job, first)
+    stop_and_keep(page, stack.client, job)
     read_the_frontier(page, stack.client)
     traffic.set()
-    assert ended.loss is not None
-    assert ended.loss < first / 2
     visit(page, f"{stack.console_url}/jobs?job={job.id}", job.name)
     chat_with_both(page, stack.client)
 
