@@ -11,7 +11,8 @@ from app.ui.identity import of_platform
 from app.ui.page import attempt, elsewhere, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
 from app.ui.table import Cell, Column, Row, Tone, cell, table
-from app.ui.text import number
+from app.ui.text import number, plain
+from core import alert_text
 from core.api.schemas import Alert, AlertMetric, AlertRule, AlertRuleBody
 
 _TONES: dict[str, Tone] = {"pending": "warn", "firing": "bad", "resolved": "good"}
@@ -57,7 +58,7 @@ def rule_row(rule: AlertRule) -> Row:
         (
             cell(rule.name),
             Cell("on" if rule.enabled else "off", tone="good" if rule.enabled else "idle"),
-            cell(f"{rule.metric} {rule.comparison} {rule.threshold:g}"),
+            cell(alert_text.condition(rule)),
             cell(f"{number(rule.window_s)} s"),
             cell(f"{number(rule.for_s)} s"),
             cell(rule.severity),
@@ -87,6 +88,13 @@ def drop() -> None:
     attempt("Deleting the rule", lambda: client().delete_alert_rule(name), f"Rule {name} is gone.", place="rules")
 
 
+def said_of_form() -> str:
+    """When the form's rule would alert."""
+    rule = AlertRuleBody.model_construct(**{field: st.session_state[f"rule_{field}"] for field in _FIELDS})
+    held = f" has held for {number(rule.for_s)} s" if rule.for_s else " holds"
+    return f"this{held}: {alert_text.condition(rule)}"
+
+
 def show_rules() -> None:
     """The rules, and a form that makes, changes or deletes one."""
     with reading("the rules"):
@@ -106,13 +114,18 @@ def show_rules() -> None:
         left, middle, right = st.columns(3)
         left.text_input("Name", key="rule_name", max_chars=63)
         metrics = get_args(AlertMetric)
-        middle.selectbox("Figure", metrics, key="rule_metric")
+        metric = middle.selectbox("Figure", metrics, key="rule_metric", format_func=alert_text.figure)
         right.selectbox("Is", ("below", "above"), key="rule_comparison")
-        left.number_input("Threshold", value=defaults.threshold, format="%.4g", key="rule_threshold")
+        unit = alert_text.unit(metric)
+        left.number_input(
+            "Threshold", value=defaults.threshold, format="%.4g", key="rule_threshold",
+            help="A share, from 0 to 1" if unit == "%" else f"In {unit}" if unit else None,
+        )  # fmt: skip
         middle.number_input("Over the last, s", 5.0, 600.0, defaults.window_s, key="rule_window_s")
         right.number_input("For at least, s", 0.0, 86_400.0, defaults.for_s, key="rule_for_s")
         left.selectbox("Severity", ("info", "warning", "critical"), 1, key="rule_severity")
         middle.toggle("On", True, key="rule_enabled")
+        st.caption(plain(f"Alerts when {said_of_form()}."))
         named = bool(st.session_state.get("rule_name"))
         with st.container(horizontal=True):
             st.button("Store the rule", type="primary", key="store_rule", on_click=store, disabled=not named)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, get_args
+from typing import Literal
 
 from sqlalchemy.orm import Session
 
+from core import alert_text
 from core.api import schemas
 from core.control import pages, telemetry, webhooks
 from core.control.context import Control
@@ -207,7 +208,7 @@ def _apply(
     else:
         assert rule is not None
         assert value is not None
-        alert.message = describe(rule, value)
+        alert.message = alert_text.finding(_rule_view(rule), value)
         alert.severity = rule.severity
         if step == "firing":
             alert.fired_at = at
@@ -216,25 +217,3 @@ def _apply(
     changes.add(session, "alerts", step, alert.rule, tenant=DEFAULT_TENANT, **shown)
     if step != "pending":
         webhooks.announce(session, DEFAULT_TENANT, f"alert.{step}", {"alert": shown})
-
-
-_WORDS = {
-    "attainment": "the share of gaps within the ITL target",
-    "itl_p99_ms": "the p99 ITL (ms)",
-    "stall_p99_ms": "the p99 of stalls by prefill (ms)",
-    "ttft_p99_ms": "the p99 TTFT (ms)",
-    "guarded_share": "the share of time in which the guard held finetuning back",
-    "finetune_tokens_s": "finetuning (tokens/s), with a job running,",
-    "kv_used_share": "the share of the KV cache in use",
-    "waiting_requests": "the number of requests that wait",
-    "queued_jobs": "the number of queued jobs",
-    "longest_wait_s": "the longest wait of a queued job (s)",
-    "engine_ready": "the engine's readiness (1: it reports)",
-    "parts_down": "the number of parts that crashed",
-}
-assert set(_WORDS) == set(get_args(schemas.AlertMetric))
-
-
-def describe(rule: AlertRuleRecord, value: float) -> str:
-    """``the p99 ITL (ms) is 61.2, above 45``."""
-    return f"{_WORDS[rule.metric]} is {value:.4g}, {rule.comparison} {rule.threshold:.4g}"

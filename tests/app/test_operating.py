@@ -47,7 +47,7 @@ def front(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> Iter
         st_config.set_option("server.address", "127.0.0.1")
         peer = Peer(settings.resolved_link_url, bundled_model, "http://127.0.0.1:1")
         with Client(settings.api_url) as client, peer:
-            until(lambda: client.live().window is not None, 30, "the first figures")
+            until(lambda: client.live().window is not None, 60, "the first figures")
             peer.say(Learnt(engine_id=peer.engine_id, time=0.0, **LEARNT))  # type: ignore[arg-type]
             yield Front(client, peer)
         st_config.set_option("server.address", address)
@@ -72,12 +72,12 @@ def shown(app: AppTest) -> str:
 
 
 def test_the_targets_page_reads_the_frontier_off_what_the_engine_has_learnt(client: Client) -> None:
-    found = until(lambda: (now := client.frontier()).source == "learnt" and now, 30, "the frontier")
+    found = until(lambda: (now := client.frontier()).source == "learnt" and now, 150, "the frontier")
     assert found.points[0].finetune_tokens_s < found.points[-1].finetune_tokens_s
     assert found.now is not None and found.now.target_ms == 60.0
 
     app = view("targets")
-    until(lambda: app.run().slider, 30, "the slider", pause_s=0.5)
+    until(lambda: app.run().slider, 150, "the slider", pause_s=0.5)
     assert "Finetune throughput against the target" in shown(app)
     app.slider[0].set_value(found.points[-1].target_ms).run()
     app.button(key="take_target").click().run()
@@ -100,7 +100,8 @@ def test_the_alerts_page_makes_and_deletes_a_rule(client: Client) -> None:
     app.selectbox(key="rule").set_value("attainment").run()
     assert app.text_input(key="rule_name").value == "attainment"
     app.text_input(key="rule_name").set_value("tight").run()
-    app.number_input(key="rule_threshold").set_value(0.999)
+    app.number_input(key="rule_threshold").set_value(0.999).run()
+    assert "below 99\\.9 %" in shown(app), "the form says when its rule alerts"
     app.button(key="store_rule").click().run()
     rules = {rule.name: rule for rule in client.alert_rules()}
     assert (rules["tight"].metric, rules["tight"].threshold) == ("attainment", 0.999)
@@ -121,7 +122,7 @@ def test_the_guards_reason_stands_on_the_overview_until_it_lets_go(front: Front)
             engine_id=front.peer.engine_id, time=time.time(), level="warning", code=code, message=text
         )
         front.peer.say(notice)
-        until(lambda: code in [notice.code for notice in front.client.live().engine.notices], 10, code)
+        until(lambda: code in [notice.code for notice in front.client.live().engine.notices], 60, code)
         st.cache_data.clear()
 
     tell("guard", "finetuning paused: gaps over 60 ms")
