@@ -37,6 +37,8 @@ def preview(
     json: AsJson = False,
 ) -> None:
     """Show how a file would be read, and send none of it to be stored. Exit status 1 when it would not be."""
+    from rich.markup import escape
+
     from core import printing
 
     with connected() as client:
@@ -51,7 +53,7 @@ def preview(
         ]  # fmt: skip
         printing.table(found.columns, columns, "It has no columns.")
         for fault in found.faults:
-            printing.say(f"[red]fault[/] {fault}")
+            printing.say(f"[red]fault[/] {escape(fault)}")
         if found.format is None:
             printing.say(f"Say which column is what: --column ROLE=COLUMN, of the roles {', '.join(found.roles)}.")
     if found.format is None or found.faults:

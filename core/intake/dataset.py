@@ -284,7 +284,7 @@ class _Intake:
         kept_lines, kept_numbers, good = [], [], []
         for line, number, row in zip(lines, numbers, shapes.rows(chats), strict=True):
             beside = [text for extra in row.extras or () for text in extra if isinstance(text, str)]
-            fault = _encoding_fault("".join((*row.contents, *beside, row.tools or "")))
+            fault = readers.encoding_fault("".join((*row.contents, *beside, row.tools or "")))
             if fault is not None:
                 self._fault(fault, line, number)
                 continue
@@ -313,7 +313,9 @@ class _Intake:
         try:
             return chat.encode(tokenizer, row.messages, row.tools)
         except Invalid as error:
-            self._fault(Fault(error.code, error.message), line, number)
+            # The report ends with the remedy.
+            what = error.message.removesuffix(REASONS[error.code].remedy).rstrip(". ")
+            self._fault(Fault(error.code, what), line, number)
             return None
 
     def _remark(self, batch: _Batch) -> None:
@@ -435,14 +437,3 @@ def _parts(columns: Columns) -> Iterator[slice]:
             begin, size = at + 1, 0
     if begin < len(columns):
         yield slice(begin, len(columns))
-
-
-def _encoding_fault(text: str) -> Fault | None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        try:
-            return readers.not_utf8(text.encode("utf-8", "surrogateescape"))
-        except UnicodeEncodeError:
-            return Fault("not_utf8", "half of a surrogate pair (\\ud800 to \\udfff) stands alone in the text")
-    return None

@@ -49,7 +49,9 @@ REASONS = {
         "Write them as the OpenAI API does: tool_calls of {function: {name, arguments}}, results under the role tool.",
     ),
     "tools": Reason(
-        "error", "Tools that the served model's chat template does not write", "Remove these rows, or serve another."
+        "error",
+        "Tools that the served model's chat template does not write",
+        "Serve a model whose template knows tools, or remove these rows.",
     ),
     "chat_template": Reason("error", "Refused by the model's chat template", "Change or remove the row."),
     "answer_boundary": Reason(

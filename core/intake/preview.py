@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from core.api import schemas
+from core.errors import Invalid
 from core.intake import readers, shapes, source
 from core.intake.findings import REASONS, Fault
 from core.intake.rows import Chat
@@ -36,6 +37,8 @@ def look(
     if partial and len(numbered) <= ROWS and numbered and isinstance(numbered[-1][1], Fault):
         numbered.pop()
     numbered = numbered[:ROWS]
+    if not numbered and not partial:
+        raise Invalid("empty_file", f"{filename} has no rows to train on. Upload a file with rows.", "file")
     records = [record for _, record in numbered if not isinstance(record, Fault)]
     names = found.columns or tuple(
         dict.fromkeys(name for record in records if isinstance(record, dict) for name in record)
@@ -60,10 +63,12 @@ def _converted(
     faults: list[str] = []
     for number, (line, record) in enumerate(numbered, 1):
         row = record if isinstance(record, Fault) or shape is None else shape.convert(record)
+        fault = row if isinstance(row, Fault) else None
         if isinstance(row, Row):
             good.append(row)
-        elif isinstance(row, Fault):
-            faults.append(f"{place(line, number)}: {row.what}. {REASONS[row.code].remedy}")
+            fault = readers.encoding_fault("".join(row.contents))
+        if fault is not None:
+            faults.append(f"{place(line, number)}: {fault.what}. {REASONS[fault.code].remedy}")
     return [
         schemas.DatasetRow(
             index=index, messages=[schemas.DatasetMessage(**message) for message in chat.messages], tools=chat.tools

@@ -146,7 +146,8 @@ def _json_or_fault(line: bytes) -> Any:
     except RecursionError:
         return Fault("broken_json", "objects nested too deeply")
     except json.JSONDecodeError as error:
-        return Fault("broken_json", f"{error.msg} at column {error.colno}, near {_near(error.doc, error.pos)}")
+        what = error.msg.removesuffix(" at")  # as in "Unterminated string starting at"
+        return Fault("broken_json", f"{what} at column {error.colno}, near {_near(error.doc, error.pos)}")
     except ValueError as error:  # an integer of thousands of digits
         return Fault("broken_json", str(error))
 
@@ -168,6 +169,18 @@ def not_utf8(data: bytes) -> Fault:
     except UnicodeDecodeError:
         likely = "ISO-8859-1"
     return Fault("not_utf8", f"{byte} is not UTF-8; it looks like {likely}, which iconv -f {likely} -t UTF-8 converts")
+
+
+def encoding_fault(text: str) -> Fault | None:
+    """What is wrong with a text that is not Unicode: bytes that were let through, half characters; else None."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        try:
+            return not_utf8(text.encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError:
+            return Fault("not_utf8", "half of a surrogate pair (\\ud800 to \\udfff) stands alone in the text")
+    return None
 
 
 # ---- JSON over many lines --------------------------------------------------------------------------------------------
@@ -240,7 +253,7 @@ class _JsonText:
                     continue
                 line = self.line + self._buffer.count("\n", self._position, error.pos)
                 near = _near(self._buffer, error.pos)
-                return Fault("broken_json", f"{error.msg} at line {line}, near {near}{_STOPPED}")
+                return Fault("broken_json", f"{error.msg.removesuffix(' at')} at line {line}, near {near}{_STOPPED}")
             except ValueError as error:
                 return Fault("broken_json", str(error) + _STOPPED)
             self.line += self._buffer.count("\n", self._position, end)
@@ -315,7 +328,8 @@ def _records(stream: Stream, delimiter: str, names: Sequence[str]) -> Iterator[t
         elif fields and len(fields) == len(names):
             yield line, dict(zip(names, fields, strict=True))
         elif fields:
-            yield line, Fault("csv_fields", f"{len(fields)} fields where the header has {len(names)}")
+            count = f"{len(fields)} field{'' if len(fields) == 1 else 's'}"
+            yield line, Fault("csv_fields", f"{count} where the header has {len(names)}")
 
 
 def table_columns(path: Path, filename: str) -> tuple[str, ...]:

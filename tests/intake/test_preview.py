@@ -57,6 +57,16 @@ def test_faulty_rows_are_named_and_the_others_shown(tmp_path: Path) -> None:
     assert len(found.rows) == 2
     assert found.faults[0].startswith("line 2: no field 'completion'")
     assert found.faults[1].startswith("line 3: Expecting value")
+    assert found.faults[2].startswith("line 4: half of a surrogate pair")
+
+
+def test_what_the_upload_refuses_is_told_before_it(tmp_path: Path) -> None:
+    found = look(tmp_path, "question,answer\nGrüße?,Schöne\nWo?,Da\n".encode("cp1252"), "a.csv")
+    (fault,) = found.faults
+    assert fault.startswith("line 2 (record 1): byte 0xfc is not UTF-8; it looks like WINDOWS-1252")
+    with pytest.raises(Invalid, match="no rows to train on"):
+        look(tmp_path, "question,answer\n", "a.csv")
+    assert look(tmp_path, "question,answer\n", "a.csv", partial=True).faults == []
 
 
 def test_of_a_beginning_the_row_that_is_cut_is_left_out(tmp_path: Path) -> None:
