@@ -58,6 +58,12 @@ class Commands(TyperGroup):
         except HarliError as error:
             print(f"error: {error.message} [{error.code}]", file=sys.stderr)
             raise typer.Exit(1) from error
+        except BrokenPipeError:
+            raise  # whoever read has read enough
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"error: {where}{error.strerror or error} [os_error]", file=sys.stderr)
+            raise typer.Exit(1) from error
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
@@ -140,7 +146,10 @@ def logs(
     """Show the log of a part of `harli up`, or of a job."""
     from core.supervise import Name
 
-    (_part_log if name in get_args(Name) else _job_log)(name, lines, follow)
+    parts = get_args(Name)
+    if name not in parts and not name.startswith("job-"):
+        raise typer.BadParameter(f"{name!r} is neither a part ({', '.join(parts)}) nor the id of a job (job-...)")
+    (_part_log if name in parts else _job_log)(name, lines, follow)
 
 
 def _part_log(name: str, lines: int, follow: bool) -> None:
@@ -314,7 +323,7 @@ def _watch(client: Client, job_id: str, json: bool) -> None:
         told.add(news)
         loss = f"  loss {job.loss:.4f}" if job.loss is not None else ""
         why = f"  ({job.waiting_reason})" if job.waiting_reason else ""
-        printing.err.print(f"{job.state:11} step {printing.steps(job)}{loss}{why}")
+        printing.err.print(f"{job.state:11} step {printing.steps(job)}{loss}{why}", markup=False)
 
     job = client.wait(job_id, show)
     if json:
@@ -416,7 +425,16 @@ def _show_targets(found: schemas.Targets, json: bool) -> None:
         if any(target.tenant or target.windows for target in found.targets):
             printing.say("In force now:")
             printing.table(found.in_force, printing.IN_FORCE_COLUMNS, "None.")
-        printing.say(f"version {found.version} ({found.origin}), the engine plans with {found.applied_version}")
+        printing.say(f"version {found.version} ({found.origin}), {_standing(found)}")
+
+
+def _standing(found: schemas.Targets) -> str:
+    """Whether the engine plans with these targets."""
+    if found.applied_version is None:
+        return "no engine is ready to plan with it"
+    if found.applied_version == found.version:
+        return "in force in the engine"
+    return f"on its way to the engine, which plans with version {found.applied_version}"
 
 
 @targets.callback()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from core.printing import Column
 
 Place = Literal["up", "down", "top", "bottom"]
+_MOST_COMPARED = 12
 
 schedules = typer.Typer(invoke_without_command=True)
 webhooks = typer.Typer(invoke_without_command=True)
@@ -40,6 +41,8 @@ def mount(app: typer.Typer, jobs: typer.Typer) -> None:
 
 def show_estimate(found: job_schemas.JobEstimate, json: bool) -> None:
     """What a job would take, and what is not known of it."""
+    from rich.markup import escape
+
     from core import printing
 
     if json:
@@ -62,7 +65,7 @@ def show_estimate(found: job_schemas.JobEstimate, json: bool) -> None:
         ]
     )
     for note in found.notes:
-        printing.say(f"[yellow]note[/] {note}")
+        printing.say(f"[yellow]note[/] {escape(note)}")
 
 
 def clone(
@@ -103,6 +106,8 @@ def _changes(given: Sequence[str]) -> dict[str, Any]:
 
 def move(job: JobId, to: Annotated[str, typer.Argument(metavar="up|down|top|bottom")], json: AsJson = False) -> None:
     """Change a waiting job's place in the queue."""
+    from rich.markup import escape
+
     from core import printing
 
     if to not in get_args(Place):
@@ -112,7 +117,7 @@ def move(job: JobId, to: Annotated[str, typer.Argument(metavar="up|down|top|bott
     if json:
         printing.as_json(moved)
     else:
-        printing.say(f"Job {moved.id}: {moved.waiting_reason or moved.state}.")
+        printing.say(escape(f"Job {moved.id}: {moved.waiting_reason or moved.state}."))
 
 
 def queue(json: AsJson = False) -> None:
@@ -133,6 +138,8 @@ def queue(json: AsJson = False) -> None:
 
 def why(job: JobId, json: AsJson = False) -> None:
     """Say why a job waits or is slow, and when it will be through."""
+    from rich.markup import escape
+
     from core import printing
 
     with connected() as client:
@@ -140,9 +147,9 @@ def why(job: JobId, json: AsJson = False) -> None:
     if json:
         printing.as_json(outlook)
         return
-    printing.say(f"{outlook.state}: {outlook.headline}")
+    printing.say(escape(f"{outlook.state}: {outlook.headline}"))
     for reason in outlook.reasons:
-        printing.say(f"  {reason}")
+        printing.say(escape(f"  {reason}"))
     printing.facts(
         [
             ("place in the queue", outlook.position),
@@ -185,6 +192,8 @@ def compare(
     """Show jobs side by side: what they were asked with differently, and what came of it."""
     from core import printing
 
+    if not 2 <= len(jobs) <= _MOST_COMPARED:
+        raise typer.BadParameter(f"give two to {_MOST_COMPARED} jobs, not {len(jobs)}", param_hint="JOB...")
     with connected() as client:
         found = client.compare_jobs(jobs)
     if json:
@@ -301,10 +310,12 @@ Schedule = Annotated[str, typer.Argument(metavar="SCHEDULE", help="The schedule'
 @schedules.command("run")
 def schedules_run(schedule: Schedule) -> None:
     """Make a run's job now."""
+    from rich.markup import escape
+
     from core import printing
 
     with connected() as client:
-        printing.say(f"{client.run_schedule(schedule).last_message}.")
+        printing.say(escape(f"{client.run_schedule(schedule).last_message}."))
 
 
 @schedules.command("on")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from core.api import schemas
@@ -32,7 +33,7 @@ def as_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any]) -> None:
 
 
 def say(text: str) -> None:
-    """A sentence for people, not broken into lines here."""
+    """A sentence for people, not broken into lines here. Rich reads markup in it: escape what comes from elsewhere."""
     out.print(text, soft_wrap=True)
 
 
@@ -68,11 +69,13 @@ def facts(pairs: Sequence[tuple[str, object]]) -> None:
 def _cell(value: object) -> str:
     if value is None:
         return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, datetime):
         return age(value)
-    return str(value).replace("[", r"\[")
+    return escape(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 def age(moment: datetime) -> str:

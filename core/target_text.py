@@ -9,7 +9,9 @@ from typing import Any
 from core.api.schemas import WEEKDAYS, TargetBody, TargetWindow
 
 _TARGET = re.compile(r"(?:(?P<tenant>[^/=\s]+)/)?(?P<kind>[a-z]+)=(?P<ms>[0-9.]+)(?:@(?P<quantile>[0-9.]+))?")
-_HOURS = re.compile(r"([0-2][0-9]:[0-5][0-9])-([0-2][0-9]:[0-5][0-9])")
+_HOURS = re.compile(r"((?:[01][0-9]|2[0-3]):[0-5][0-9])-((?:[01][0-9]|2[0-3]):[0-5][0-9])")
+_LIKE_HOURS = re.compile(r"[0-9:.]+(?:-[0-9:.]+)?")
+_KINDS = ("itl", "tpot", "ttft")
 USAGE = "itl=60, acme/tpot=80@0.95 or 'itl=40 mon-fri 09:00-17:00 Europe/Berlin'"
 
 
@@ -20,6 +22,8 @@ def parse(text: str) -> dict[str, Any]:
     match = _TARGET.fullmatch(head)
     if match is None:
         raise ValueError(f"{text!r} is no target; write {USAGE}")
+    if match["kind"] not in _KINDS:
+        raise ValueError(f"{match['kind']!r} in {text!r} is none of {', '.join(_KINDS)}; write {USAGE}")
     fields: dict[str, Any] = {"kind": match["kind"], "ms": float(match["ms"])}
     if match["quantile"]:
         fields["quantile"] = float(match["quantile"])
@@ -35,6 +39,8 @@ def _window(text: str) -> dict[str, Any]:
     for word in text.split():
         if hours := _HOURS.fullmatch(word):
             window["start"], window["end"] = hours.groups()
+        elif _LIKE_HOURS.fullmatch(word):
+            raise ValueError(f"{word!r} is no time of day; write it as in 09:00-17:00")
         elif days := _days(word.lower()):
             window["days"] = days
         else:

@@ -132,7 +132,7 @@ def test_a_wrong_settings_file_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         ("adapters", "undeploy", "nobody"),
         ("adapters", "download", "nobody"),
         ("adapters", "delete", "nobody"),
-        ("logs", "nobody"),
+        ("logs", "job-nobody"),
         ("submit", "--dataset", "nobody", "--adapter", "new"),
     ],
 )
@@ -140,16 +140,27 @@ def test_what_does_not_exist_is_named(harli: Harli, arguments: tuple[str, ...]) 
     assert "nobody" in fault(harli(*arguments))
 
 
-@pytest.mark.parametrize("text", ["itl", "itl:60", "itl=fast", "itl=60@p99", "itl=-1", "itl=nan"])
+@pytest.mark.parametrize("text", ["itl", "itl:60", "itl=fast", "itl=60@p99", "itl=-1", "itl=nan", "speed=60"])
 def test_a_target_that_cannot_be_read_is_wrong_usage(harli: Harli, text: str) -> None:
     assert text in fault(harli("targets", "set", text), status=2)
 
 
-@pytest.mark.parametrize("text", ["itl=0", "speed=60", "itl=60@1.5"])
+@pytest.mark.parametrize("text", ["itl=0", "itl=60@1.5"])
 def test_a_target_that_makes_no_sense_is_refused_and_nothing_changes(harli: Harli, text: str) -> None:
     before = answer(harli("targets", "show", "--json"))
     assert "target" in fault(harli("targets", "set", text))
     assert answer(harli("targets", "show", "--json")) == before
+
+
+def test_a_log_of_neither_part_nor_job_is_wrong_usage(alone: Harli) -> None:
+    assert "api, engine, console, demo" in fault(alone("logs", "enigne"), status=2)
+
+
+def test_a_folder_that_is_not_there_is_named(harli: Harli, dataset: str, tmp_path: Path) -> None:
+    there = str(tmp_path / "away" / "adapter.zip")
+    assert f"no folder {tmp_path / 'away'}" in fault(harli("adapters", "download", "nobody", "--to", there))
+    (tmp_path / "secret.jsonl").mkdir()
+    assert "secret.jsonl" in fault(harli("datasets", "upload", str(tmp_path / "secret.jsonl")))
 
 
 def test_a_log_that_was_never_written_is_named(alone: Harli, tmp_path: Path) -> None:

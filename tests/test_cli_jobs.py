@@ -54,6 +54,24 @@ def test_jobs_are_cloned_moved_explained_compared_and_forgotten(harli: Harli, da
     assert harli("jobs", "show", first).exit_code == 1
 
 
+def test_names_that_look_like_markup_are_shown_as_they_are(harli: Harli, dataset: str) -> None:  # noqa: F811
+    name = "[/b] [red]urgent"
+    command = ("submit", "--dataset", dataset, "--name", name)
+    ahead = shown(harli(*command, "--adapter", f"{dataset}-ahead", "--json"))["id"]
+    behind = shown(harli(*command, "--adapter", f"{dataset}-behind", "--json"))["id"]
+    assert harli("jobs", "why", behind).exit_code == 0
+    assert harli("jobs", "move", behind, "top").exit_code == 0
+    assert name in harli("jobs", "show", ahead).stdout
+    assert name in harli("jobs", "queue").stdout
+    for job in (ahead, behind):
+        harli("jobs", "stop", job)
+
+
+def test_one_job_cannot_be_compared(harli: Harli) -> None:  # noqa: F811
+    refused = harli("compare", "job-1")
+    assert refused.exit_code == 2 and "two to 12 jobs" in refused.output
+
+
 def test_a_schedule_is_made_run_and_deleted(harli: Harli, dataset: str) -> None:  # noqa: F811
     command = ("schedules", "create", "nightly", "--cron", "0 2 * * *", "--dataset", dataset, "--adapter", dataset)
     made = shown(harli(*command, "--continued", "--set", "preset=quick", "--json"))

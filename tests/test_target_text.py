@@ -40,6 +40,16 @@ def test_what_is_no_target_is_refused_with_the_form(text: str) -> None:
         target_text.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("speed=60", "'speed' in 'speed=60' is none of itl, tpot, ttft"), ("itl=60 25:00-26:00", "is no time of day"),
+     ("itl=60 mon-fri 9-17", "is no time of day")],
+)  # fmt: skip
+def test_what_would_be_misread_is_named(text: str, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        target_text.parse(text)
+
+
 @pytest.mark.parametrize("text", ["itl=60", "acme/ttft=900@0.95", "itl=40 mon,tue 09:00-17:00 Europe/Berlin; sun"])
 def test_a_target_that_is_shown_can_be_written_again(text: str) -> None:
     target = TargetBody.model_validate(target_text.parse(text))

@@ -97,6 +97,8 @@ def ask_rows(row: type[M], path: str, **fields: Any) -> Steps[Rows[M]]:
 def download(path: str, destination: Path, params: dict[str, Any] | None = None) -> Steps[Path]:
     """Write the body of a GET to `destination` (a file, or a folder to put it in), whole or not at all."""
     folder = destination if destination.is_dir() else destination.parent
+    if not folder.is_dir():
+        raise Invalid("no_folder", f"there is no folder {folder}; make it, or name another", "destination")
     part = folder / f".{uuid4().hex}.part"
     try:
         with part.open("wb") as file:
