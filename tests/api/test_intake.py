@@ -71,10 +71,10 @@ def test_a_check_is_watched_and_cancelled_by_its_id(
 
     sender = threading.Thread(target=upload)
     sender.start()
-    assert slow.wait(10)
+    assert slow.wait(30)
     until(lambda: http.get("/api/operations/check-0001").json()["total"] == 10, what="the progress")
     assert http.post("/api/operations/check-0001/cancel").status_code == 200
-    sender.join(15)  # by itself the check would take longer
+    sender.join(30)  # by itself the check would take longer
     assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (409, "cancelled")
     assert http.get("/api/operations", params={"kind": "dataset"}).json()[0]["state"] == "cancelled"
     assert leaves_nothing(settings)
@@ -89,8 +89,8 @@ def test_a_caller_who_hangs_up_ends_the_check(settings: Settings, slow: threadin
             f"Content-Type: {HEADERS['Content-Type']}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         connection.sendall(head.encode() + body)
-        assert slow.wait(10)
-    until(lambda: leaves_nothing(settings), 15, "the check to end, which by itself would take longer")
+        assert slow.wait(30)
+    until(lambda: leaves_nothing(settings), 30, "the check to end, which by itself would take longer")
 
 
 def test_a_check_that_takes_longer_than_one_waits_goes_on_as_an_operation(
@@ -99,7 +99,7 @@ def test_a_check_that_takes_longer_than_one_waits_goes_on_as_an_operation(
     ingest, go_on = dataset.ingest, threading.Event()
 
     def held(*args: Any, **more: Any) -> Any:
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return ingest(*args, **more)
 
     monkeypatch.setattr(dataset, "ingest", held)
@@ -130,6 +130,24 @@ def test_a_check_that_takes_longer_than_one_waits_goes_on_as_an_operation(
     assert not any((settings.data_dir / "uploads").iterdir())
 
 
+def test_of_an_operation_that_has_ended_nothing_is_left(
+    http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+
+    def late(path: Path, missing_ok: bool = False) -> None:
+        if path.name.startswith("kept-"):
+            time.sleep(0.3)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", late)
+    params = {"name": "rivers", "wait_s": 0}
+    begun = http.post("/api/datasets", params=params, files={"file": ("a.jsonl", b"{broken\n")})
+    assert begun.status_code == 202
+    until(lambda: http.get(begun.headers["location"]).json()["state"] == "failed", what="its end", pause_s=0.01)
+    assert leaves_nothing(settings)
+
+
 def test_an_id_that_is_taken_is_found_out_before_the_body_is_read(http: httpx.Client, tmp_path: Path) -> None:
     data = files.jsonl(tmp_path / "rivers.jsonl").read_bytes()
     params = {"name": "rivers", "operation": "check-0001"}
@@ -142,7 +160,7 @@ def test_an_api_that_ends_does_not_wait_for_checks(data_dir: Path, slow: threadi
     with served(data_dir) as settings, plain(settings) as http:
         begun = http.post("/api/datasets", params={"name": "rivers", "wait_s": 0}, files={"file": ("a.jsonl", b"{}")})
         assert begun.status_code == 202
-        assert slow.wait(10)
+        assert slow.wait(30)
     # By itself the check would have taken longer than `served` waits.
     with served(data_dir) as settings, plain(settings) as http:
         assert http.get(begun.headers["location"]).json()["state"] == "cancelled"

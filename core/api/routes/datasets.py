@@ -82,13 +82,13 @@ async def create(
         path = file.kept()
 
         def store() -> tuple[schemas.Dataset, bool]:
-            try:
-                with operations.ending(control, work):
+            with operations.ending(control, work):
+                try:
                     made = datasets.store(control, path, file.filename, file.sha256, name, mapping, new_version, work)
-                    work.result = made[0].id
-                    return made
-            finally:
-                path.unlink(missing_ok=True)
+                finally:
+                    path.unlink(missing_ok=True)  # whoever sees the end finds nothing left
+                work.result = made[0].id
+                return made
 
         made = await while_connected(request, work, store, wait_s)
         if made is None:
