@@ -21,7 +21,7 @@ from core.control import bases
 from core.control.context import Control
 from db import adapters as rows
 from db import changes, engines
-from db.adapters import AdapterAliasRecord, AdapterRecord
+from db.adapters import AdapterAliasRecord, AdapterRecord, AdapterVersionRecord
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,10 @@ class Deployer:
             self._note(engine_id, record, None, None)
 
     def _load(self, http: httpx.Client, engine_id: str, record: Record, version: int) -> None:
-        if (why := self._of_another_base(record, version)) is not None:
+        row, why = self._version(record, version)
+        if row is None:
+            return
+        if why is not None:
             self._note(engine_id, record, record.deployed_version if record.engine_id == engine_id else None, why)
             return
         body = {"lora_name": record.address, "lora_path": str(self._control.adapter_folder(record.name, version))}
@@ -85,17 +88,19 @@ class Deployer:
         if answer.is_error:
             served = record.deployed_version if record.engine_id == engine_id else None
             self._note(engine_id, record, served, self._refusal("load", named, answer))
-        else:
+        elif self._note(engine_id, record, version, None, loaded=row):
             logger.info("engine %s serves adapter %s", engine_id, named)
-            self._note(engine_id, record, version, None)
+        else:
+            # Deleted while it was loaded: nothing in the store says any more that the engine has it.
+            http.post("/unload_lora_adapter", json={"lora_name": record.address}, timeout=UNLOAD_TIMEOUT_S)
 
-    def _of_another_base(self, record: Record, version: int) -> schemas.ErrorDetail | None:
-        """Why the engine, which may serve another model than the one before, cannot serve the version."""
+    def _version(self, record: Record, version: int) -> tuple[AdapterVersionRecord | None, schemas.ErrorDetail | None]:
+        """The version, None once it is deleted; and why the engine, which may serve another model than the one before,
+        cannot serve it."""
         with self._control.store.read() as session:
-            adapter = rows.find(session, record.name)
-            row = rows.version_of(adapter, version) if adapter is not None else None
+            row = _row(session, record, version)
             why = bases.unserved(engines.current(session), row) if row is not None else None
-        return schemas.ErrorDetail(code=why.code, message=why.message, param=why.param) if why is not None else None
+        return row, schemas.ErrorDetail(code=why.code, message=why.message, param=why.param) if why else None
 
     def _unload(self, http: httpx.Client, engine_id: str, old: Record) -> None:
         address = old.address
@@ -119,16 +124,29 @@ class Deployer:
             if record is not None:
                 self._fail(session, record, self._refusal("unload", address, answer))
 
-    def _note(self, engine_id: str, old: Record, version: int | None, error: schemas.ErrorDetail | None) -> None:
-        """Write down what the engine serves under the name by now, and how that stands to what is wanted."""
+    def _note(
+        self,
+        engine_id: str,
+        old: Record,
+        version: int | None,
+        error: schemas.ErrorDetail | None,
+        loaded: AdapterVersionRecord | None = None,
+    ) -> bool:
+        """Write down what the engine serves under the name by now, and how that stands to what is wanted. False when
+        there is nothing to write to: the name is gone, or the version that was `loaded` (a later one of its name and
+        number is another)."""
         with self._write() as session:
             record = rows.again(session, old)
             if record is None:
-                return
+                return False
+            if loaded is not None:
+                row = _row(session, record, loaded.version)
+                if row is None or row.created_at != loaded.created_at:
+                    return False
             record.engine_id, record.deployed_version, record.error = engine_id, version, None
             if error is not None and record.wanted_version is not None:
                 self._fail(session, record, error)
-                return
+                return True
             if record.deleted and version is None:
                 rows.remove(session, record)
             elif record.wanted_version == version:
@@ -139,6 +157,7 @@ class Deployer:
                 session, "adapters", record.deployment, old.name,
                 tenant=record.tenant, version=version, address=record.address,
             )  # fmt: skip
+            return True
 
     @staticmethod
     def _fail(session: Session, record: Record, error: schemas.ErrorDetail) -> None:
@@ -154,3 +173,8 @@ class Deployer:
         except ValueError:
             reason = answer.text
         return schemas.ErrorDetail(code=f"{what}_refused", message=f"the engine did not {what} {name}: {reason[:500]}")
+
+
+def _row(session: Session, record: Record, version: int) -> AdapterVersionRecord | None:
+    adapter = rows.find(session, record.name)
+    return rows.version_of(adapter, version) if adapter is not None else None

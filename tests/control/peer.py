@@ -76,7 +76,7 @@ class EnginePeer:
     def reconnected(self) -> bool:
         return self._end.reconnected()
 
-    def expect(self, kind: type[M], timeout_s: float = 10.0) -> M:
+    def expect(self, kind: type[M], timeout_s: float = 30.0) -> M:
         """The next message of a kind; others that come before it are read past."""
         deadline = time.monotonic() + timeout_s
         seen: list[ToEngine] = []
@@ -102,15 +102,16 @@ class EnginePeer:
 
 
 class AdapterServer:
-    """The engine's two adapter routes. Loading under a name that is taken exchanges the two: `loaded` has the new one,
-    and the old one is `draining` while `in_use` is set; that is also as long as unloading waits. Asked in a chat, an
-    adapter says from which folder it was loaded."""
+    """The engine's two adapter routes. Loading waits while `held` is set. Under a name that is taken it exchanges the
+    two: `loaded` has the new one, and the old one is `draining` while `in_use` is set; that is also as long as
+    unloading waits. Asked in a chat, an adapter says from which folder it was loaded."""
 
     def __init__(self) -> None:
         self.loaded: dict[str, str] = {}
         self.draining: list[str] = []
         self.calls: list[tuple[str, str]] = []
         self.in_use = threading.Event()
+        self.held = threading.Event()
         self.refuse: str | None = None
         outer = self
 
@@ -152,7 +153,10 @@ class AdapterServer:
         if path == "/load_lora_adapter":
             if self.refuse is not None:
                 return 400, {"success": False, "error_message": self.refuse}
+            while self.held.is_set():
+                time.sleep(0.02)
             if name in self.loaded:
+                self.draining.append(self.loaded[name])
                 threading.Thread(target=self._drain, args=(self.loaded[name],), daemon=True).start()
             self.loaded[name] = body["lora_path"]
             return 200, {"success": True}
@@ -164,7 +168,6 @@ class AdapterServer:
         return 200, {"success": True}
 
     def _drain(self, path: str) -> None:
-        self.draining.append(path)
         while self.in_use.is_set():
             time.sleep(0.02)
         self.draining.remove(path)

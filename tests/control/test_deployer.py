@@ -40,7 +40,7 @@ def reaches(control: Control, name: str, deployment: str, version: int | None = 
         adapter = adapters.get(control, name)
         return adapter if (adapter.deployment, adapter.deployed_version) == (deployment, version) else None
 
-    return until(ready, 10, f"{name} to be {deployment}, it is {adapters.get(control, name)}")
+    return until(ready, 30, f"{name} to be {deployment}, it is {adapters.get(control, name)}")
 
 
 def test_a_wanted_version_is_loaded_from_its_folder(
@@ -174,6 +174,32 @@ def test_a_deleted_adapter_is_gone_at_once_and_unloaded(
     until(lambda: served.loaded == {}, what="the engine to let go")
     again = adapters.upload(control, files.adapter(tmp_path / "again"), "captain", False)
     assert [version.version for version in again.versions] in ([1], [2])
+
+
+def test_what_is_deleted_while_it_is_loaded_does_not_stay_in_the_engine(
+    control: Control, served: AdapterServer, captain: schemas.Adapter
+) -> None:
+    served.held.set()
+    adapters.deploy(control, "captain", None)
+    until(lambda: served.calls, what="the engine to begin")
+    adapters.delete(control, "captain", None)
+    served.held.clear()
+    until(lambda: ("/unload_lora_adapter", "captain") in served.calls, what="the engine to be told")
+    until(lambda: served.loaded == {}, what="the engine to let go")
+
+
+def test_a_name_that_is_taken_up_again_while_it_is_loaded_does_not_serve_what_had_it_before(
+    control: Control, served: AdapterServer, captain: schemas.Adapter, tmp_path: Path
+) -> None:
+    served.held.set()
+    adapters.deploy(control, "captain", None)
+    until(lambda: served.calls, what="the engine to begin")
+    adapters.delete(control, "captain", None)
+    adapters.upload(control, files.adapter(tmp_path / "again"), "captain", False)
+    adapters.deploy(control, "captain", None)
+    served.held.clear()
+    reaches(control, "captain", "deployed", 1)
+    assert [path for path, _ in served.calls] == ["/load_lora_adapter", "/unload_lora_adapter", "/load_lora_adapter"]
 
 
 def test_a_name_that_is_taken_up_again_at_once_is_unloaded_all_the_same(
