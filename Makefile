@@ -34,7 +34,8 @@ run: $(INSTALLED)
 
 test: $(DEVELOPED)
 	@scripts/system-packages.sh
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m 'not gpu' -ra --durations=15 $(PYTEST_ARGS)
+	@# A process that crashed is not replaced: its successor would be given what was done already, and wait for ever.
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --max-worker-restart 0 -m 'not gpu' -ra --durations=15 $(PYTEST_ARGS)
 
 test-gpu: $(DEVELOPED)
 	$(BIN)/python -m pytest -m gpu -ra $(PYTEST_ARGS)
