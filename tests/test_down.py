@@ -34,7 +34,7 @@ def test_it_asks_the_holder_to_end_and_waits_until_it_has(tmp_path: Path) -> Non
             while not asked.is_set():
                 signal.sigtimedwait([], 0.05)
             assert ended == []
-        stopper.join(5)
+        stopper.join(60)
         assert ended == [True]
     finally:
         signal.signal(signal.SIGTERM, before)

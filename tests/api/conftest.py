@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -22,6 +23,14 @@ def settings(data_dir: Path) -> Iterator[Settings]:
 def http(settings: Settings) -> Iterator[httpx.Client]:
     with plain(settings) as client:
         yield client
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds by which buckets fill: they pass when a test says so, and for nothing else in the process."""
+    seconds = [100.0]
+    monkeypatch.setattr("core.api.gate.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    return seconds
 
 
 @pytest.fixture

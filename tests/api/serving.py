@@ -53,12 +53,12 @@ def served(data_dir: Path, **settings: object) -> Iterator[Settings]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        until(lambda: server.started or not thread.is_alive(), what="the API")
+        until(lambda: server.started or not thread.is_alive(), 60, "the API")
         assert server.started
         yield chosen
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         shutil.rmtree(folder)
         assert not thread.is_alive()
 
@@ -70,4 +70,4 @@ def headers(settings: Settings) -> dict[str, str]:
 
 def plain(settings: Settings, **more: str) -> httpx.Client:
     """Plain HTTP to a served API, as its local admin."""
-    return httpx.Client(base_url=settings.api_url, headers=headers(settings) | more, trust_env=False, timeout=20)
+    return httpx.Client(base_url=settings.api_url, headers=headers(settings) | more, trust_env=False, timeout=60)

@@ -52,7 +52,7 @@ def listening(http: httpx.Client, headers: dict[str, Any] | None = None) -> Iter
         yield heard
         # So that reader and API both see the end at once.
         response.extensions["network_stream"].get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        thread.join(30)
 
 
 def move(http: httpx.Client, times: int) -> None:
@@ -152,7 +152,7 @@ def test_the_clients_iterator_goes_on_where_it_broke_off(settings: Settings, htt
 
         until(first, pause_s=0.2)
         move(http, 3)
-        thread.join(10)
+        thread.join(30)
     assert len(heard) == 3
     assert [event.data["version"] for event in heard] == list(
         range(heard[0].data["version"], heard[0].data["version"] + 3)

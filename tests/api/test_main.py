@@ -29,7 +29,7 @@ def refused(data_dir: Path, port: int, **more: str) -> str:
         env=environment(data_dir, port, **more),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 1
@@ -76,12 +76,12 @@ def test_sigterm_ends_it_in_order_even_while_someone_listens(data_dir: Path) -> 
                 except HarliError:
                     return False
 
-            until(answers, 60, "the API")
+            until(answers, 120, "the API")
             url, auth = f"http://127.0.0.1:{port}", Bearer(f"http://127.0.0.1:{port}", data_dir / "admin-token")
-            with httpx.stream("GET", f"{url}/api/events", auth=auth, timeout=20) as response:
+            with httpx.stream("GET", f"{url}/api/events", auth=auth, timeout=60) as response:
                 process.send_signal(signal.SIGTERM)
                 response.read()
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
             with pytest.raises(HarliError, match="harli up"):
                 client.health()
     finally:

@@ -30,8 +30,8 @@ def test_the_frontier_says_what_is_missing_until_the_engine_knows_itself(
         assert "no profile" in http.get("/api/frontier").json()["missing"]
         engine.telemetry(decode_steps=10, decode_tokens=20, running=2, kv_used=600, itl=[(20.0, 20)])
         engine.learnt(**LEARNT)
-        asked = lambda: http.get("/api/frontier").json()  # noqa: E731
-        found = until(lambda: (now := asked())["source"] == "learnt" and now, 30, "the frontier")
+        asked = lambda: http.get("/api/frontier", timeout=150).json()  # noqa: E731
+        found = until(lambda: (now := asked())["source"] == "learnt" and now, 150, "the frontier")
     finally:
         engine.close()
     assert (found["policy"], found["margin"], found["batch"]) == ("tasklet_slices", 0.1, 2)

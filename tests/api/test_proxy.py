@@ -72,7 +72,7 @@ def before(settings: Settings, more: str = LARGE, upstream: str | None = None) -
         yield settings.model_copy(update={"api_port": port})
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         shutil.rmtree(folder)
 
 
@@ -187,13 +187,13 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
-IMPATIENT = f"{LARGE} proxy_read_timeout 1s;"
+IMPATIENT = f"{LARGE} proxy_read_timeout 2s;"  # less would not do for an answer of a machine that is busy
 
 
 def test_a_check_that_outlasts_the_proxys_patience_goes_on_for_our_client(
     settings: Settings, rivers: bytes, tmp_path: Path, slow: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow += [2.5, 2.5]
+    slow += [3.5, 3.5]
     monkeypatch.setattr(calls, "_PATIENCE_S", 0.3)
     with before(settings, IMPATIENT) as behind, Client(behind.api_url, token=settings.token_file) as us:
         made = us.upload_dataset(tmp_path / "rivers.jsonl")
@@ -219,7 +219,7 @@ def test_who_waits_for_it_longer_than_the_proxy_is_told_so_and_nothing_is_left(
     with pytest.raises(HarliError, match="proxy_read_timeout") as caught:
         raise_for(response)
     assert caught.value.status == 504
-    until(lambda: leaves_nothing(settings), 15, "the check to end, which by itself would take longer")
+    until(lambda: leaves_nothing(settings), 30, "the check to end, which by itself would take longer")
 
 
 def test_a_proxy_that_sends_it_again_makes_one_data_set(settings: Settings, rivers: bytes, slow: list[float]) -> None:
@@ -232,7 +232,7 @@ def test_a_proxy_that_sends_it_again_makes_one_data_set(settings: Settings, rive
         assert slow == [], "the first one had begun"
         (stored,) = http.get("/api/datasets").json()["items"]
     assert stored["id"] == made.json()["id"]
-    until(lambda: not any((settings.data_dir / "uploads").iterdir()), 15, "the first one's check to end")
+    until(lambda: not any((settings.data_dir / "uploads").iterdir()), 30, "the first one's check to end")
     assert len(list((settings.data_dir / "datasets").iterdir())) == 1
 
 
@@ -254,7 +254,7 @@ def test_streams_are_not_kept_back(settings: Settings) -> None:
                 until(lambda: any(event.topic == "engine" for _, event in heard), what="the engine's event")
             until(lambda: us.engine().state == "ready", what="the engine")
             came = [time.monotonic() for _ in us.chat("Where does the river go?")]
-            assert came[-1] - came[0] > chat_server.pause_s, "the first piece was there before the last was sent"
+            assert came[-1] - came[0] > chat_server.pause_s / 2, "the first piece was there before the last was sent"
     finally:
         peer.close()
         chat_server.close()

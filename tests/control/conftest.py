@@ -11,7 +11,7 @@ import pytest
 
 from core.api import schemas
 from core.config import Settings
-from core.control import jobs
+from core.control import dispatcher, jobs
 from core.control.context import Control, open_control
 from core.control.owner import Owner
 from core.link.messages import StartJob
@@ -36,7 +36,9 @@ def control(settings: Settings) -> Iterator[Control]:
 
 
 @pytest.fixture
-def owner(control: Control) -> Iterator[Owner]:
+def owner(control: Control, monkeypatch: pytest.MonkeyPatch) -> Iterator[Owner]:
+    # Peers report when a test says so, and are not lost for that, however long the test takes.
+    monkeypatch.setattr(dispatcher, "SILENCE_S", 600.0)
     started = Owner(control)
     started.start()
     yield started

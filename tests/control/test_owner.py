@@ -68,7 +68,7 @@ def start(store_url: str, link_url: str, data_dir: Path) -> Iterator[Callable[[]
             process = subprocess.Popen([sys.executable, "-m", "core.api"], env=environment, stdout=log, stderr=log)
             stack.callback(_end, process)
             client = stack.enter_context(Client(f"http://127.0.0.1:{port}", token=data_dir / "admin-token"))
-            until(lambda: _answers(client, process), 60, "the API")
+            until(lambda: _answers(client, process), 120, "the API")
             return Api(process, client)
 
         yield run
@@ -140,8 +140,8 @@ def test_the_second_takes_over_from_a_killed_first_with_job_and_engine(
         until(lambda: second.client.job(job.id).state == "running")
         engine.reconnected()
         os.kill(first.process.pid, signal.SIGKILL)
-        until(lambda: second.dispatches, 15, "the second to take over")
-        until(engine.reconnected, 15, "the engine to reconnect")
+        until(lambda: second.dispatches, 60, "the second to take over")
+        until(engine.reconnected, 60, "the engine to reconnect")
         engine.hello(running_job=job.id, running_token=order.token)
         engine.update(job.id, order.token, "metric", step=5, loss=2.0)
         until(lambda: second.client.job(job.id).step == 5)
@@ -162,7 +162,7 @@ def test_an_orderly_end_hands_over_at_once(pair: tuple[Api, Api], store_url: str
     first, second = pair
     before = holder(store_url)
     first.process.terminate()
-    assert first.process.wait(15) == 0
+    assert first.process.wait(60) == 0
     assert holder(store_url) != before, "nobody has to wait until the lease runs out"
     until(lambda: second.dispatches, what="the second to take over")
 
@@ -178,12 +178,12 @@ def test_a_first_that_stands_still_loses_the_engine_and_dispatches_no_more_when_
         engine.expect(SetTargets)
         engine.reconnected()
         first.process.send_signal(signal.SIGSTOP)
-        until(lambda: second.dispatches, 15, "the second to take over")
-        until(engine.reconnected, 20, "the engine to give the first up")
+        until(lambda: second.dispatches, 60, "the second to take over")
+        until(engine.reconnected, 60, "the engine to give the first up")
         engine.hello()
         engine.expect(SetTargets)
         first.process.send_signal(signal.SIGCONT)
-        until(lambda: not first.dispatches, 15, "the first to notice")
+        until(lambda: not first.dispatches, 60, "the first to notice")
         assert first.client.engine().state == "ready"
         assert (first.dispatches, second.dispatches) == (False, True)
     finally:

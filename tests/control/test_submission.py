@@ -224,7 +224,7 @@ def test_an_estimate_adds_up(control: Control) -> None:
     assert found.seconds == pytest.approx(todo.tokens / 50)
     assert found.seconds_per_step == pytest.approx(todo.tokens / 50 / todo.steps)
     assert found.wait_s == pytest.approx(10.0)
-    assert found.eta is not None and abs((found.eta - datetime.now(UTC)).total_seconds() - 10 - todo.tokens / 50) < 2
+    assert found.eta is not None and abs((found.eta - datetime.now(UTC)).total_seconds() - 10 - todo.tokens / 50) < 20
     assert any("deadline" in note for note in found.notes)
     unknown = estimates.estimate(
         spec, 100, LENGTHS, speed=measured, before=[JobRecord(tokens=0)], engine=None, model=None

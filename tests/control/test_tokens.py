@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import update
@@ -20,6 +20,14 @@ from db.store import Store
 from db.tenants import TokenRecord
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds for which tokens are known: they pass when a test says so, and for nothing else in the process."""
+    seconds = [100.0]
+    monkeypatch.setattr(tokens, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    return seconds
+
+
 def admin(control: Control) -> Control:
     """As the local admin sees it."""
     tokens.ensure_local(control)
@@ -32,6 +40,7 @@ def made(control: Control) -> tuple[str, str]:
     return user.id, tokens.create(control, TokenCreate(name="hers", user=user.id)).token
 
 
+@pytest.mark.usefixtures("clock")
 def test_it_is_remembered_whatever_else_is_written(control: Control) -> None:
     _, token = made(admin(control))
     known = Tokens(control)
@@ -41,6 +50,7 @@ def test_it_is_remembered_whatever_else_is_written(control: Control) -> None:
     assert known.remembered(token) == principal
 
 
+@pytest.mark.usefixtures("clock")
 def test_its_use_is_noted_by_one_of_those_who_use_it_and_does_not_make_it_forgotten(control: Control) -> None:
     _, token = made(admin(control))
     known = Tokens(control)
@@ -91,19 +101,21 @@ def revoke_elsewhere(control: Control, token_id: str | None) -> None:
     other.close()
 
 
-def test_another_process_notices_within_about_a_second(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_notices_within_about_a_second(control: Control, clock: list[float]) -> None:
     _, token = made(admin(control))
     known = Tokens(control)
     principal = known.principal(token)
     revoke_elsewhere(control, principal.token_id)
-    clock = time.monotonic()
-    monkeypatch.setattr("core.control.tokens.time.monotonic", lambda: clock + 1.1)
+    assert known.remembered(token) == principal
+    clock[0] += 1.1
     assert known.remembered(token) is None
     with pytest.raises(Unauthorized, match="revoked"):
         known.principal(token)
 
 
-def test_those_in_use_are_looked_up_together(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_in_use_are_looked_up_together(
+    control: Control, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
     mine = admin(control)
     user, first = made(mine)
     second, idle, revoked = (tokens.create(mine, TokenCreate(name=name, user=user)) for name in ("b", "c", "d"))
@@ -113,8 +125,7 @@ def test_those_in_use_are_looked_up_together(control: Control, monkeypatch: pyte
     for token in (first, second.token, revoked.token):
         assert known.remembered(token) is not None
     revoke_elsewhere(control, revoked.id)
-    clock = time.monotonic()
-    monkeypatch.setattr("core.control.tokens.time.monotonic", lambda: clock + 1.1)
+    clock[0] += 1.1
     asked: list[int] = []
     found = rows.tokens_of
 
@@ -125,6 +136,6 @@ def test_those_in_use_are_looked_up_together(control: Control, monkeypatch: pyte
     monkeypatch.setattr(rows, "tokens_of", counting)
     known.principal(first)
     assert [known.remembered(one.token) is not None for one in (second, idle, revoked)] == [True, False, False]
-    monkeypatch.setattr("core.control.tokens.time.monotonic", lambda: clock + 2.2)
+    clock[0] += 1.1
     known.principal(first)
     assert asked == [3, 2], "one that is not taken any more is asked for no longer"

@@ -48,7 +48,7 @@ def test_several_processes_may_start_at_once(empty_url: str) -> None:
     program = f"from db.store import Store; Store({empty_url!r}).close()"
     racers = [subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) for _ in range(3)]
     for racer in racers:
-        _, errors = racer.communicate(timeout=60)
+        _, errors = racer.communicate(timeout=120)
         assert racer.returncode == 0, errors.decode()
     store = Store(empty_url)
     with store.read() as session:

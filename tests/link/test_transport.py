@@ -94,10 +94,10 @@ def test_every_message_arrives_as_it_was_sent_in_order(url: str, opened: Callabl
     control, engine = opened(ControlEnd, url), opened(EngineEnd, url, "e")
     for message in FROM_ENGINE:
         assert engine.send(message)
-    assert [control.receive(5000) for _ in FROM_ENGINE] == [("e", message) for message in FROM_ENGINE]
+    assert [control.receive(30_000) for _ in FROM_ENGINE] == [("e", message) for message in FROM_ENGINE]
     for order in TO_ENGINE:
         assert control.send("e", order)
-    assert [engine.receive(5000) for _ in TO_ENGINE] == TO_ENGINE
+    assert [engine.receive(30_000) for _ in TO_ENGINE] == TO_ENGINE
     assert engine.receive(0) is None
     assert control.receive(0) is None
 
@@ -105,7 +105,7 @@ def test_every_message_arrives_as_it_was_sent_in_order(url: str, opened: Callabl
 def test_what_is_sent_before_the_control_plane_is_there_waits_for_it(url: str, opened: Callable[..., Any]) -> None:
     engine = opened(EngineEnd, url, "e")
     assert engine.send(HELLO)
-    assert opened(ControlEnd, url).receive(5000) == ("e", HELLO)
+    assert opened(ControlEnd, url).receive(30_000) == ("e", HELLO)
 
 
 def test_an_engine_that_is_not_connected_cannot_be_sent_to(url: str, opened: Callable[..., Any]) -> None:
@@ -120,19 +120,19 @@ def test_the_engine_notices_a_control_plane_that_was_replaced(url: str, opened: 
     second = opened(ControlEnd, url)
     until(engine.reconnected)
     engine.send(HELLO)
-    assert second.receive(5000) == ("e", HELLO)
+    assert second.receive(30_000) == ("e", HELLO)
 
 
 def test_a_restarted_engine_may_come_back_under_its_old_name(url: str, opened: Callable[..., Any]) -> None:
     control = opened(ControlEnd, url)
     before = opened(EngineEnd, url, "e")
     before.send(HELLO)
-    control.receive(5000)
+    control.receive(30_000)
     after = opened(EngineEnd, url, "e")
     after.send(HELLO)
-    assert control.receive(5000) == ("e", HELLO)
+    assert control.receive(30_000) == ("e", HELLO)
     assert control.send("e", TO_ENGINE[0])
-    assert after.receive(5000) == TO_ENGINE[0]
+    assert after.receive(30_000) == TO_ENGINE[0]
 
 
 def test_an_unknown_message_is_an_error_of_its_own_and_the_next_one_is_read(
@@ -142,8 +142,8 @@ def test_an_unknown_message_is_an_error_of_its_own_and_the_next_one_is_read(
     engine._socket.send(msgspec.msgpack.encode({"type": "Song"}))
     engine.send(HELLO)
     with pytest.raises(msgspec.DecodeError):
-        control.receive(5000)
-    assert control.receive(5000) == ("e", HELLO)
+        control.receive(30_000)
+    assert control.receive(30_000) == ("e", HELLO)
 
 
 def test_a_sender_whose_peer_stays_away_is_told_when_the_queue_is_full(
