@@ -23,6 +23,7 @@ from core.api.schemas import (
 )
 from core.client import Client
 from core.config import LOOPBACK, Settings
+from core.errors import HarliError
 
 REFRESH_S = 1.0
 """Seconds between two refreshes of a live figure."""
@@ -121,6 +122,19 @@ def notices(*codes: str) -> list[Notice]:
 @st.cache_data(ttl=2 * REFRESH_S, show_spinner=False, max_entries=64)
 def _notices(token: str | None, codes: tuple[str, ...]) -> list[Notice]:
     return client().notices(codes, limit=50).items
+
+
+def job_name(job_id: str) -> str | None:
+    """What a job is called; None where the viewer does not find it."""
+    return _job_name(signed_in_with(), job_id)
+
+
+@st.cache_data(ttl=60, show_spinner=False, max_entries=64)
+def _job_name(token: str | None, job_id: str) -> str | None:
+    try:
+        return client().job(job_id).name
+    except HarliError:
+        return None
 
 
 def forget() -> None:

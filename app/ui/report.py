@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from app.ui.table import Cell
-from app.ui.text import number, plain
+from app.ui.text import counted, number, plain
 from core.api.schemas import DatasetReport
 
 
@@ -14,8 +14,8 @@ def verdict(report: DatasetReport) -> Cell:
     errors = sum(finding.count for finding in report.findings if finding.level == "error")
     warnings = sum(finding.count for finding in report.findings if finding.level == "warning")
     if errors:
-        return Cell(f"{number(errors)} errors", tone="bad")
-    return Cell(f"{number(warnings)} remarks", tone="warn") if warnings else Cell("clean", tone="good")
+        return Cell(counted(errors, "error"), tone="bad")
+    return Cell(counted(warnings, "remark"), tone="warn") if warnings else Cell("clean", tone="good")
 
 
 def show_findings(report: DatasetReport) -> None:

@@ -21,6 +21,11 @@ def number(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 remark``, ``2 remarks``."""
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
+
+
 def ms(value: float | None) -> str:
     """Milliseconds to three significant digits, without the unit."""
     if value is None:

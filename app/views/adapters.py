@@ -162,7 +162,7 @@ def watch(name: str, drawn: Sequence[str]) -> None:
         found = client().adapter(name)
     if [found.deployment, *(alias.deployment for alias in found.aliases)] != list(drawn):
         st.rerun()
-    st.caption("The engine is at it …")
+    st.caption("The engine loads or unloads it …")
 
 
 def promote(name: str, alias: str, version: int) -> None:

@@ -15,7 +15,7 @@ from core.api.tenant_schemas import AuditEntry
 
 _OUTCOMES: dict[str, Tone] = {"done": "good", "refused": "warn", "failed": "bad"}
 _COLUMNS = [
-    Column("Time", "time"), Column("User"), Column("Action", "mono"), Column("Object", "mono"),
+    Column("Time", "time"), Column("User"), Column("Action", "mono"), Column("Object", "mono", wide=True),
     Column("Outcome", "badge"), Column("From", wide=True),
 ]  # fmt: skip
 
@@ -37,7 +37,8 @@ def row(entry: AuditEntry) -> Row:
 def show(entry: AuditEntry) -> None:
     """One entry in full: each field before and after."""
     with st.container(border=True, key="entry"):
-        st.markdown(f"**{plain(entry.action)}** by {plain(entry.user)} ({plain(entry.tenant)}), {when(entry.time)}")
+        what = f"**{plain(entry.action)}** {plain(entry.ref or '')}".strip()
+        st.markdown(f"{what} by {plain(entry.user)} ({plain(entry.tenant)}), {when(entry.time)}")
         if not entry.changes:
             st.caption(f"It changed nothing: {plain(entry.outcome)}{f' with {entry.status}' if entry.status else ''}.")
         for change in entry.changes:

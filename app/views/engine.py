@@ -19,7 +19,7 @@ from core.api.schemas import Doctor, Engine, Live, Part, TelemetryPoint
 _ENGINE_TONES: dict[str, Tone] = {"ready": "good", "lost": "bad", "absent": "warn"}
 _EXAMINE = "_examine"
 # As `harli.toml` has it, and not Python.
-_WRITTEN = {"None": "not set", "True": "true", "False": "false"}
+_WRITTEN = {"None": "not set", "True": "true", "False": "false", "[]": "none", "{}": "none"}
 _LEVELS: dict[str, Tone] = {"ok": "good", "note": "warn", "missing": "bad"}
 
 

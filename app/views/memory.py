@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from app.ui import charts
-from app.ui.data import REFRESH_S, live, notices, telemetry
+from app.ui.data import REFRESH_S, job_name, live, notices, telemetry
 from app.ui.first import content_is_there
 from app.ui.page import elsewhere, heading, reading
 from app.ui.states import MEMORY_CODES
@@ -15,12 +15,13 @@ from app.ui.theme import colours
 from app.ui.tiles import BarPart, Tile, tiles
 from core.api.schemas import Memory, MemoryOwner, Notice
 
+_JOB = "job "
 _WINDOWS = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600}
 
 
 def of_jobs(memory: Memory) -> int:
     """Bytes that finetune jobs hold."""
-    return sum(owner.bytes for owner in memory.owners if owner.name.startswith("job "))
+    return sum(owner.bytes for owner in memory.owners if owner.name.startswith(_JOB))
 
 
 def figures(memory: Memory, kv_used: int) -> list[Tile]:
@@ -46,7 +47,7 @@ def figures(memory: Memory, kv_used: int) -> list[Tile]:
         ),
         Tile(
             "Finetuning", size(jobs), "",
-            "parameters, optimizer, activations" if memory.reclaim_ms is None
+            "state and activations" if memory.reclaim_ms is None
             else f"gave memory up {number(memory.reclaims)} times, last in {ms(memory.reclaim_ms)} ms",
             help="From when the first request was queued for the memory until it was free",
         ),
@@ -54,12 +55,21 @@ def figures(memory: Memory, kv_used: int) -> list[Tile]:
     ]  # fmt: skip
 
 
+def owner_cell(owner: MemoryOwner) -> Cell:
+    """Who it is: the KV cache, or a job by its name, with its id beneath."""
+    if not owner.name.startswith(_JOB):
+        return Cell(owner.name.replace("kv cache", "KV cache"))
+    job_id = owner.name.removeprefix(_JOB)
+    name = job_name(job_id)
+    return Cell(name, job_id) if name is not None else Cell(job_id)
+
+
 def owner_row(owner: MemoryOwner, capacity: int) -> Row:
     share = owner.bytes / (capacity or 1)
     return Row(
         owner.name,
         (
-            Cell(owner.name.replace("kv cache", "KV cache").replace("job job-", "job-")),
+            owner_cell(owner),
             Cell(size(owner.bytes), f"{percent(share)} %", share=share),
             cell(size(owner.high_water_bytes)),
         ),

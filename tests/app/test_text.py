@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.ui.text import ms, number, percent, plain, size, span, when
+from app.ui.text import counted, ms, number, percent, plain, size, span, when
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,10 @@ def test_a_span_has_its_two_largest_units(seconds: float, shown: str) -> None:
 @pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**31, "2.0 GiB")])
 def test_sizes_are_in_binary_units(count: int, shown: str) -> None:
     assert size(count) == shown
+
+
+def test_one_is_counted_as_one() -> None:
+    assert [counted(count, "remark") for count in (1, 2, 1200)] == ["1 remark", "2 remarks", "1,200 remarks"]
 
 
 def test_what_is_missing_is_a_dash() -> None:
