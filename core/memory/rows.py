@@ -59,6 +59,7 @@ class Rows:
         """
         before, after = self._column_pages(self.rows), self._column_pages(rows)
         if rows < self.rows:
+            self.rows = rows  # also when the driver refuses: what of the others is still mapped then is not known
             for region, had, has in zip(self._regions, before, after, strict=True):
                 region.unmap(has, had - has)
         else:
@@ -71,7 +72,7 @@ class Rows:
                 for region, had, has in zip(self._regions[:done], before[:done], after[:done], strict=True):
                     region.unmap(had, has - had)
                 raise
-        self.rows = rows
+            self.rows = rows
 
     def _column_pages(self, rows: int) -> list[int]:
         tokens = self.tokens_of(rows)

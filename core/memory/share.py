@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from threading import Event
+from threading import Event, RLock
 from typing import Protocol
 
 from core.memory.arena import ArenaFull
@@ -102,7 +102,8 @@ class StaticActivations:
 
 
 class JobShare:
-    """`state` and `activations` of one job. All but `ready`, `settle` and `check` belongs to the broker's thread."""
+    """`state` and `activations` of one job. All but `ready`, `settle`, `check` and `close` belongs to the broker's
+    thread; what it orders of a share that was closed meanwhile has been done."""
 
     def __init__(
         self,
@@ -115,6 +116,7 @@ class JobShare:
         self.closed = False
         self._rate, self._clock = rate, clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="harli-share")
+        self._lock = RLock()  # of `closed`, and the orders until then
         self._move: Move | None = None
         self._goal = 0, 0  # pages of state and activations that it will have once all orders are carried out
         self._failure: Exception | None = None
@@ -169,15 +171,18 @@ class JobShare:
 
     def grant(self, pages: int) -> None:
         """Take all the pages that are wanted."""
-        activations = max(0, self.activations.needed - self.activations.held)
-        goal = self.state.pages, self.activations.held + activations
-        assert sum(goal) == self.held + pages
+        with self._lock:
+            if self.closed:
+                return
+            activations = max(0, self.activations.needed - self.activations.held)
+            goal = self.state.pages, self.activations.held + activations
+            assert sum(goal) == self.held + pages
 
-        def run() -> None:
-            self._swap(self.state.back)
-            self.activations.grant(activations)
+            def run() -> None:
+                self._swap(self.state.back)
+                self.activations.grant(activations)
 
-        self._order(run, goal)
+            self._order(run, goal)
 
     def give_up_activations(self, after: Moment | None = None) -> Move:
         """Drop them, once what is queued is over (`after`); the job begins its micro-batch anew when they are back."""
@@ -189,16 +194,16 @@ class JobShare:
 
     def close(self, after: Moment | None = None) -> None:
         """The job is over: give everything back, once what is queued is over."""
-        if self.closed:
-            return
 
         def run() -> None:
             self.activations.give_up()
             self.state.forget()
 
-        self._order(run, (0, 0), after)
-        self.closed = True
-        self._thread.shutdown(wait=False)
+        with self._lock:
+            if not self.closed:
+                self._order(run, (0, 0), after)
+                self.closed = True
+                self._thread.shutdown(wait=False)
 
     def settle(self) -> None:
         """Wait until nothing is on its way."""
@@ -229,9 +234,13 @@ class JobShare:
             finally:
                 move.end(self._clock())
 
-        self._goal = goal
-        self._move = move
-        self._thread.submit(run)
+        with self._lock:
+            if self.closed:
+                assert self._move is not None
+                return self._move
+            self._goal = goal
+            self._move = move
+            self._thread.submit(run)
         return move
 
     def _swap(self, move: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -98,6 +99,7 @@ class Broker:
         self._ledger = Ledger()
         self._arrivals = Arrivals()
         self._share: JobShare | None = None
+        self._change = threading.Lock()  # of the share for another, or none
         self._looked_at = self._fitted_at = float("-inf")  # the last look; the last at which all that waited fitted
         self._queue = 0  # requests that waited at the last look and still do, at most
         self._taking: list[Reclaim] = []  # whose pages are on their way out of the job
@@ -122,7 +124,7 @@ class Broker:
     ) -> tuple[JobShare, GrowingActivations]:
         """The share of a job that is about to begin, with `state` as its content, and its activations as torch
         allocates them, with those of `frozen`. Raises `OutOfMemory` when its state alone is more than a job can ever
-        get. May be called from any thread."""
+        get. Waits until the job before has left its own. May be called from any thread, but one at a time."""
         arena, owner = self._kv.arena, _owner(job_id)
         kept = Swappable(arena, owner, [(tuple(tensor.shape), tensor.dtype) for tensor in state])
         kept.put(state)
@@ -139,16 +141,13 @@ class Broker:
         return self._admit(JobShare(kept, activations, self.rate, self._clock)), activations
 
     def slot_share(self, slot: SlotMemory) -> JobShare:
-        """The share of a job that is about to begin in a captured slot. Raises `OutOfMemory` when the slot is more than
-        a job can ever get; waits until the job before has left it. May be called from any thread, but one at a time."""
+        """`share` of a job in a captured slot. Raises `OutOfMemory` when the slot is more than a job can ever get."""
         ceiling = self._ceiling(slot.state)
         if slot.activations.needed > ceiling:
             raise OutOfMemory(
                 f"the captured slot has activations of {slot.activations.needed * self._page_bytes / 2**20:.0f} MiB; "
                 + beyond(ceiling * self._page_bytes)
             )
-        if self._share is not None:
-            self._share.settle()
         return self._admit(JobShare(slot.state, slot.activations, self.rate, self._clock))
 
     @property
@@ -178,7 +177,10 @@ class Broker:
         return most - state.pages
 
     def _admit(self, share: JobShare) -> JobShare:
-        self._share = share
+        if (before := self._share) is not None:
+            before.settle()  # or its pages would count as nobody's, or as those of this one
+        with self._change:
+            self._share = share
         return share
 
     @property
@@ -201,6 +203,11 @@ class Broker:
     def pressed(self) -> bool:
         """Requests have come since the last look: the next one is not to be put off."""
         return self._kv.waiting > self._queue
+
+    @property
+    def waited_for(self) -> bool:
+        """Requests wait, if only for a prefill."""
+        return self._kv.waiting > 0
 
     @property
     def reclaiming(self) -> bool:
@@ -231,7 +238,9 @@ class Broker:
         share = self._share
         self._follow()
         if share is not None and share.closed and not share.moving:
-            self._share = None
+            with self._change:
+                if self._share is share:
+                    self._share = None
         kv = self._kv_view(now, step_ms())
         self._note_fit(kv.queued)
         decision, self._ledger = decide(kv, self._finetune_view(), self._spare(), self._marks, self._ledger, now)

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 import torch
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
 from sglang.srt.mem_cache.chunk_cache import ChunkCache
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
@@ -41,6 +41,16 @@ def _ahead(request: Any) -> int:
     """Tokens that a request may yet get, counted as SGLang's admission does."""
     ahead = request.sampling_params.max_new_tokens - len(request.output_ids)
     return int(max(0, min(ahead, CLIP_MAX_NEW_TOKENS)))
+
+
+def _prompt(request: Any) -> int:
+    """Tokens that a request has, all of which are prefilled."""
+    return len(request.origin_input_ids) + len(request.output_ids)
+
+
+def _held(request: Any) -> int:
+    """Slots that a request has; shared prefixes count."""
+    return int(request.kv.kv_allocated_len) if request.kv is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,7 @@ class ElasticKV:
         tree = scheduler.tree_cache
         if type(tree) not in (RadixCache, ChunkCache):
             raise refused(f"the prefix cache {type(tree).__name__}")
+        tree.evict = self._evicting(tree.evict)
         self._scheduler = scheduler
         self._allocator: ElasticTokenAllocator = scheduler.token_to_kv_pool_allocator
         self._pool: ElasticMHATokenToKVPool = self._allocator.get_kvcache()
@@ -134,23 +145,33 @@ class ElasticKV:
         return self._rows.pages_of(self.rows_of(tokens))
 
     def fewest(self) -> int:
-        """Slots that the request at hand with the most of them needs: below that SGLang would not take it up, or would
-        abort it. Counted as SGLang does, with at most `CLIP_MAX_NEW_TOKENS` for what is yet to come."""
-        most: int = max((self._need(request) for request in self._requests(True)), default=0)
+        """Slots that SGLang cannot do without. The request at hand with the most of them needs so many, with at most
+        `CLIP_MAX_NEW_TOKENS` for what is yet to come, as SGLang counts: with fewer it would not be taken up, or be
+        aborted. And a prompt that is prefilled in chunks takes the rest of its slots whether they are there or not."""
+        most = max((self._need(request) for request in self._requests(True)), default=0)
+        chunked = self._scheduler.chunked_req
+        if chunked is not None:
+            most = max(most, self.size - self.free + _prompt(chunked) - _held(chunked))
         return self.slots_of(self.rows_of(most + self._padding + 1))
 
     def asked(self) -> int:
-        """Slots that must be free before SGLang takes up all requests that wait: what they need, and what it holds back
-        for those that run."""
-        waiting = self._scheduler.waiting_queue
+        """Slots that must be free before SGLang takes up all requests that wait, one whose prompt is not all prefilled
+        among them: what they need, and what it holds back for those that run."""
+        scheduler = self._scheduler
+        waiting = [*scheduler.waiting_queue, *([scheduler.chunked_req] if scheduler.chunked_req is not None else ())]
         if not waiting:
             return 0
-        return self._held_back() + sum(self._need(request) for request in waiting)
+        return self._held_back() + sum(self._need(request) - _held(request) for request in waiting)
 
     def _held_back(self) -> int:
         """Slots that SGLang keeps for those that run when it takes up others."""
         ratio: float = self._scheduler.new_token_ratio_tracker.current
-        return ceil(ratio * sum(_ahead(request) for request in self._scheduler.running_batch.reqs))
+        return ceil(ratio * sum(_ahead(request) for request in self._decoding()))
+
+    def _decoding(self) -> Iterable[Any]:
+        """Requests whose prompt is prefilled, or is as far as SGLang has launched it."""
+        chunked = self._scheduler.chunked_req
+        return {id(one): one for one in self._requests(False) if one is not chunked}.values()
 
     @property
     def waiting(self) -> int:
@@ -164,6 +185,8 @@ class ElasticKV:
     def short(self) -> Hashable | None:
         """The id of the first of the requests that wait which what is free does not do for, with those before it."""
         left = self.free - self._held_back()
+        if (chunked := self._scheduler.chunked_req) is not None:
+            left -= self._need(chunked) - _held(chunked)
         for request in self._scheduler.waiting_queue:
             left -= self._need(request)
             if left < 0:
@@ -177,7 +200,7 @@ class ElasticKV:
 
     def growth(self, steps: float) -> int:
         """Slots that running requests take in so many decode steps."""
-        return ceil(sum(min(steps, _ahead(request)) for request in self._scheduler.running_batch.reqs))
+        return ceil(sum(min(steps, _ahead(request)) for request in self._decoding()))
 
     def arrived(self) -> Sequence[tuple[int, int]]:
         """(prompt, most that may follow) in tokens of each request that came since the last call."""
@@ -188,14 +211,16 @@ class ElasticKV:
 
     @staticmethod
     def _need(request: Any) -> int:
-        return int(len(request.origin_input_ids) + len(request.output_ids)) + _ahead(request)
+        return _prompt(request) + _ahead(request)
 
     # ---- orders ------------------------------------------------------------------------------------------------------
 
     def resize(self, tokens: int, after: Moment | None = None) -> int:
-        """Make for a pool of `tokens` slots, rounded up to whole rows, and within what requests at hand need and the
-        full pool; answers what it will be. after: when there are pages for it, if it grows; the thread waits."""
-        wanted = self.rows_of(min(max(tokens, self.fewest()), self.most))
+        """Make for a pool of `tokens` slots, rounded up to whole rows, that does not shrink below what requests at hand
+        need; answers what it will be. after: when there are pages for it, if it grows; the thread waits."""
+        wanted = self.rows_of(min(tokens, self.most))
+        if wanted < self._rows_wanted:
+            wanted = min(self._rows_wanted, max(wanted, self.rows_of(self.fewest())))
         if wanted != self._rows_wanted:
             if self._settled:
                 self._before, self._since, self._moved = self.size, self._clock(), 0
@@ -203,9 +228,7 @@ class ElasticKV:
             if wanted > self._rows_wanted:
                 self._growth.append((wanted, after))
             else:
-                self._growth = [
-                    (min(rows, wanted), moment) for rows, moment in self._growth if wanted > self._rows.rows
-                ]
+                self._growth = [(min(rows, wanted), moment) for rows, moment in self._growth]
             self._rows_wanted = wanted
             if self.slots_of(wanted) < self.size:
                 self._set_size(self.slots_of(wanted))
@@ -213,8 +236,7 @@ class ElasticKV:
 
     def advance(self) -> Resized | None:
         """Go on with what is on its way; to be called between two batches. Answers a change that is through."""
-        if self._allocator.available_size() < 0:
-            self._evict(-self._allocator.available_size())
+        self._evict()
         if self._settled:
             return None
         failure = ""
@@ -227,7 +249,8 @@ class ElasticKV:
             try:
                 mapping.result()
             except ArenaError as error:
-                failure, self._rows_wanted, self._growth = str(error), self._rows.rows, []
+                failure, self._growth = str(error), []
+                self._rows_wanted = min(self._rows_wanted, self._rows.rows)
                 logger.warning("the KV cache stays at %d tokens: %s", self.size, failure)
         wanted = self._rows_wanted
         if wanted > self._rows.rows:
@@ -243,7 +266,6 @@ class ElasticKV:
         if self._allocator.excess:
             return None
         if wanted < self._rows.rows:
-            self._growth.clear()
             self._map([(wanted, None)])
             return None
         self._settled = True
@@ -299,12 +321,22 @@ class ElasticKV:
             object.__setattr__(holder, "max_total_num_tokens", size)  # some of them are frozen
         # A batch that was full may not be so any more, and the other way round.
         scheduler.running_batch.batch_is_full = False
-        if self._allocator.available_size() < 0:
-            self._evict(-self._allocator.available_size())
+        self._evict()
 
-    def _evict(self, tokens: int) -> None:
-        if self._scheduler.tree_cache.evictable_size() > 0:
-            self._scheduler.tree_cache.evict(EvictParams(num_tokens=tokens))
+    def _evict(self) -> None:
+        """Evict what is held beyond the size, as far as it can be."""
+        if self._allocator.available_size() < 0 and self._scheduler.tree_cache.evictable_size() > 0:
+            self._scheduler.tree_cache.evict(EvictParams(num_tokens=0))
+
+    def _evicting(self, evict: Callable[[EvictParams], EvictResult]) -> Callable[[EvictParams], EvictResult]:
+        """Whoever evicts wants to have so many slots: what is held beyond the size comes on top. Without that SGLang,
+        whose retraction leaves prefixes in the cache, would retract all requests and abort the last of them."""
+
+        def more(params: EvictParams) -> EvictResult:
+            lacking = max(0, -self._allocator.available_size())
+            return evict(replace(params, num_tokens=params.num_tokens + lacking))
+
+        return more
 
     def _hand_out(self) -> None:
         """Rows that are there while others are still to come."""

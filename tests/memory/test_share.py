@@ -113,6 +113,16 @@ def test_activations_are_given_up_and_wanted_again() -> None:
     assert (bench.share.held, bench.share.wanted, bench.used) == (3, held, 3)
 
 
+def test_what_is_ordered_of_a_share_that_was_closed_is_done() -> None:
+    """A job that cannot begin closes it in a thread of its own, while the broker decides."""
+    bench = Bench()
+    bench.share.close()
+    bench.share.grant(3)
+    for order in (bench.share.give_up_activations, bench.share.swap_out):
+        order().synchronize()
+    assert (bench.used, bench.share.ready, bench.share.wanted) == (0, False, 0)
+
+
 def test_a_swapped_out_job_holds_nothing_and_comes_back_as_it_was() -> None:
     bench = Bench()
     bench.grant()

@@ -293,6 +293,18 @@ def test_after_a_job_the_kv_cache_has_everything_again(bench: Bench) -> None:
     assert sum(bench.held().values()) == 80
 
 
+def test_the_next_job_begins_when_the_one_before_has_left(bench: Bench) -> None:
+    """One that goes on has the same name in the arena's books."""
+    share = bench.running_job()
+    share._order(lambda: time.sleep(0.05), (share.state.pages, 0))  # what is queued takes its time
+    share.close()
+    following = bench.job()
+    assert bench.held()["job 1"] == 0 and not share.moving
+    bench.look()
+    bench.look()
+    assert following.ready and bench.held() == {"kv cache": 70, "job 1": 10}
+
+
 def test_what_can_never_be_had_is_out_of_memory_and_the_remedy_is_named(bench: Bench) -> None:
     with pytest.raises(OutOfMemory, match=r"take 61 pages, of which a job can get 60; .*engine\.max_total_tokens"):
         bench.job(pages=61)

@@ -284,6 +284,67 @@ def test_rows_that_go_are_not_handed_out_again_while_they_go(engine: Engine, mon
     engine.check()
 
 
+def test_pages_are_waited_for_also_where_rows_had_to_go_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    queued, given_up = Move(), Move()
+    monkeypatch.setattr(engine.kv, "_queued_work", lambda: [queued])
+    engine.kv.resize(15)
+    engine.kv.advance()
+    engine.kv.resize(39, given_up)
+    assert engine.kv.resize(31) == 31, "less than that will do"
+    queued.end(1.0)
+    deadline = time.monotonic() + 0.2
+    while time.monotonic() < deadline:
+        assert engine.kv.advance() is None and engine.kv.size == 15
+    given_up.end(2.0)
+    assert engine.settle().after == 31
+
+
+def test_a_growth_that_is_refused_leaves_the_order_to_shrink(engine: Engine) -> None:
+    engine.kv.resize(31)
+    engine.settle()
+    claim, given_up = engine.kv.arena.claim("job", 14), Move()
+    engine.kv.resize(SLOTS, given_up)
+    assert engine.kv.advance() is None
+    engine.kv.resize(15)
+    given_up.end(1.0)
+    assert engine.settle().after == 15 == engine.kv.goal
+    assert claim.pages == 14
+
+
+def test_it_grows_no_further_than_it_is_told(engine: Engine) -> None:
+    """What requests need is more than there are pages for yet."""
+    engine.kv.resize(15)
+    engine.settle()
+    engine.scheduler.waiting_queue.append(engine.request(list(range(30)), ahead=10))
+    assert engine.kv.fewest() == 47 and engine.kv.resize(23) == 23
+    assert engine.kv.resize(1) == 23, "and shrinks no more"
+
+
+def test_a_prompt_that_is_prefilled_in_chunks_keeps_the_slots_for_its_rest(engine: Engine) -> None:
+    """SGLang takes the next chunk's slots whether they are there or not, and ends without them."""
+    first, second = engine.request(list(range(10))), engine.request([7, *range(19)])
+    assert engine.admit(first) and engine.admit(second)
+    second.origin_input_ids.extend(range(25))
+    engine.scheduler.chunked_req = second
+    assert engine.kv.asked() == 4 // 2 + 25 + 4
+    assert engine.kv.resize(1) == SLOTS, "30 are held, and 25 will be taken"
+    second.origin_input_ids = second.origin_input_ids[:25]
+    assert engine.kv.resize(1) == 39
+
+
+def test_an_eviction_makes_up_for_what_is_held_beyond_the_size(engine: Engine) -> None:
+    """SGLang evicts as much as it wants to allocate. When it sends a request back, the prompt stays in the cache."""
+    first, second = engine.request(list(range(30))), engine.request([7, *range(19)])
+    assert engine.admit(first) and engine.admit(second)
+    assert engine.kv.resize(1) == 39 and engine.slots.available_size() == -11
+    engine.finish(second)
+    assert engine.slots.available_size() == -11
+    slot = engine.take(1)
+    assert slot is not None
+    engine.slots.free(slot)
+    engine.check()
+
+
 def test_the_pool_stays_large_enough_for_every_request_at_hand(engine: Engine) -> None:
     engine.scheduler.waiting_queue.append(engine.request(list(range(30)), ahead=10))
     assert engine.kv.resize(1) == 47
