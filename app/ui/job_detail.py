@@ -251,4 +251,5 @@ def _learning(metrics: Sequence[JobMetric], total_steps: int | None) -> None:
 
 def _event(event: JobEvent) -> Row:
     change = f"{event.from_state} → {event.to_state}" if event.from_state else event.to_state or event.kind
+    change = change.replace("_", " ")
     return Row(str(event.id), (cell(event.time), Cell(change, event.message)))

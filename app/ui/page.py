@@ -11,7 +11,7 @@ import streamlit as st
 from app.ui.data import forget, settings, signed_in_with
 from app.ui.report import show_findings
 from app.ui.text import plain
-from core.errors import HarliError, Invalid, Unavailable
+from core.errors import HarliError, Invalid, NotFound, Unavailable
 
 _FAULTS = "_faults"
 
@@ -81,9 +81,16 @@ def reading(what: str) -> Iterator[None]:
         yield
     except HarliError as error:
         show_fault(Fault(f"Reading {what}", error))
+        if isinstance(error, NotFound):
+            st.button("Back to the list", icon=":material/arrow_back:", key=f"back_{what}", on_click=_to_the_list)
         if isinstance(error, Unavailable):
             st.button("Try again", icon=":material/refresh:", key=f"again_{what}")
         st.stop()
+
+
+def _to_the_list() -> None:
+    """Leave what the address names and is not there (any more)."""
+    st.query_params.clear()
 
 
 def heading(title: str, summary: str) -> None:

@@ -129,7 +129,7 @@ def show_mapping(found: DatasetPreview | None) -> None:
         for role in _COLUMN_ROLES:
             st.selectbox(
                 f"Column of the {role}", names, None, key=f"column_{role}", format_func=lambda one: shown.get(one, one),
-                placeholder=(found.mapping.get(role) if found is not None else None) or "found by its usual name",
+                placeholder=found.mapping.get(role, "none") if found is not None else "none",
             )  # fmt: skip
 
 
