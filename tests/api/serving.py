@@ -49,7 +49,9 @@ def served(data_dir: Path, **settings: object) -> Iterator[Settings]:
     if chosen.database_url is None and not store.exists():
         store.write_bytes(_migrated())
     listener = socket.create_server(("127.0.0.1", api_port))
-    server = uvicorn.Server(uvicorn.Config(create_app(chosen), log_config=None, timeout_graceful_shutdown=2))
+    # As `python -m core.api`: by itself uvicorn closes a connection after 5 s, perhaps while the next request is sent.
+    config = uvicorn.Config(create_app(chosen), log_config=None, timeout_keep_alive=75, timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
