@@ -18,7 +18,7 @@ from tests.stack import Stack, environment
 
 pytestmark = pytest.mark.engine
 _PAGE = (ROOT / "docs" / "entrances.md").read_text()
-_TIMEOUT_S = 240
+_TIMEOUT_S = 480
 
 
 def told(heading: str) -> str:

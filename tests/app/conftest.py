@@ -52,7 +52,7 @@ def backstage(tmp_path_factory: pytest.TempPathFactory, bundled_model: Path) -> 
         console(settings, tmp_path_factory.mktemp("console")),
         Client(settings.api_url, token=settings.token_file) as client,
     ):
-        until(lambda: answers(client), 60, "the API")
+        until(lambda: answers(client), 120, "the API")
         with Peer(settings.resolved_link_url, bundled_model, settings.engine_url):
             until(lambda: client.live().now is not None, 60, "the first figures")
             yield Backstage(client, settings.console_url, settings.data_dir)
@@ -63,7 +63,7 @@ def console(settings: Settings, folder: Path) -> Iterator[None]:
     """A console of the API that `settings` name; its output goes to `folder`."""
     address = ["--server.address=127.0.0.1", f"--server.port={settings.console_port}"]
     with running(settings, "streamlit", "run", str(ROOT / "app" / "main.py"), *address, folder=folder):
-        until(lambda: listens(settings.console_port), 60, "the console")
+        until(lambda: listens(settings.console_port), 120, "the console")
         yield
 
 
@@ -88,7 +88,7 @@ def quiet(backstage: Backstage) -> Iterator[Backstage]:
     for job in backstage.client.jobs().items:
         if job.state not in TERMINAL:
             backstage.client.stop_job(job.id)
-    until(lambda: all(job.state in TERMINAL for job in backstage.client.jobs().items), 20, "all jobs to end")
+    until(lambda: all(job.state in TERMINAL for job in backstage.client.jobs().items), 60, "all jobs to end")
 
 
 def rows(count: int) -> bytes:

@@ -125,7 +125,7 @@ class Peer:
         assert self._job is not None
         self._step += 1
         spec = self._job.spec
-        loss = 1 + 2 * math.exp(-self._step / 30)
+        loss = 1 + 2 * math.exp(-self._step / 120)
         evaluated = spec.evaluate_every > 0 and self._step % spec.evaluate_every == 0
         self._report(
             end,

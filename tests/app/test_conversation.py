@@ -31,7 +31,7 @@ class Model:
             for piece in self.pieces:
                 yield piece
                 if self.gate is not None:
-                    self.gate.wait(5)
+                    self.gate.wait(30)
             yield REPLY
         finally:
             self.left.set()
@@ -40,7 +40,7 @@ class Model:
 def test_an_answer_streams_in_and_ends_with_its_figures() -> None:
     conversation, model = Conversation(), Model("Aye", "!")
     turn = conversation.ask("Who?", "captain", "", {"max_tokens": 8}, model)
-    assert turn.done.wait(5)
+    assert turn.done.wait(30)
     assert (turn.answer, turn.reply, conversation.busy) == ("Aye!", REPLY, False)
     assert model.sent == [([("user", "Who?")], "captain", {"max_tokens": 8})]
 
@@ -48,7 +48,7 @@ def test_an_answer_streams_in_and_ends_with_its_figures() -> None:
 def test_what_was_said_is_sent_again() -> None:
     conversation, model = Conversation(), Model("Aye")
     for question in ("One?", "Two?"):
-        assert conversation.ask(question, None, "Be brief.", {}, model).done.wait(5)
+        assert conversation.ask(question, None, "Be brief.", {}, model).done.wait(30)
     assert model.sent[1][0] == [
         ("system", "Be brief."),
         ("user", "One?"),
@@ -64,10 +64,10 @@ def test_stopping_keeps_what_has_come_and_leaves_the_stream() -> None:
     assert conversation.busy
     conversation.halt()
     gate.set()
-    assert turn.done.wait(5)
+    assert turn.done.wait(30)
     assert turn.stopped
     assert turn.answer in ("Aye", "Aye, matey")
-    assert model.left.wait(5), "the connection was left open"
+    assert model.left.wait(30), "the connection was left open"
 
 
 def test_a_refusal_is_kept_with_its_turn_and_not_sent_again() -> None:
@@ -76,7 +76,7 @@ def test_a_refusal_is_kept_with_its_turn_and_not_sent_again() -> None:
 
     conversation, model = Conversation(), Model("Aye")
     failed = conversation.ask("One?", None, "", {}, refuse)
-    assert failed.done.wait(5)
+    assert failed.done.wait(30)
     assert failed.error is not None
-    assert conversation.ask("Two?", None, "", {}, model).done.wait(5)
+    assert conversation.ask("Two?", None, "", {}, model).done.wait(30)
     assert model.sent[0][0] == [("user", "Two?")]

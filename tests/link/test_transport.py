@@ -112,7 +112,10 @@ def test_an_engine_that_is_not_connected_cannot_be_sent_to(url: str, opened: Cal
     assert not opened(ControlEnd, url).send("nobody", TO_ENGINE[0])
 
 
-def test_the_engine_notices_a_control_plane_that_was_replaced(url: str, opened: Callable[..., Any]) -> None:
+def test_the_engine_notices_a_control_plane_that_was_replaced(
+    url: str, opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("core.link.transport._PORT_WAIT_S", 30.0)  # until ZeroMQ's thread has had its turn
     first, engine = ControlEnd(url), opened(EngineEnd, url, "e")
     until(engine.reconnected)
     assert not engine.reconnected()

@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from tests.machine import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
-_CELL_TIMEOUT_S = 240
+_CELL_TIMEOUT_S = 400
 
 
 def run(name: str, **parameters: Any) -> str:

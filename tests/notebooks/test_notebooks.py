@@ -32,7 +32,7 @@ def settings_of_the_stack(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iter
 
     try:
         assert stack.client.targets().targets == targets
-        until(lambda: not going(), 60, "the end of the notebook's jobs")
+        until(lambda: not going(), 180, "the end of the notebook's jobs")
     finally:
         for job in going():
             stack.client.stop_job(job.id)

@@ -113,7 +113,7 @@ class Engine:
     def stop(self) -> int:
         """SIGTERM; returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=120)
 
 
 def generate(http: httpx.Client, prompt: list[int], tokens: int, adapter: str | None) -> list[int]:

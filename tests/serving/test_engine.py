@@ -264,7 +264,7 @@ def test_served_tokens_do_not_depend_on_a_job_beside_them(
 ) -> None:
     alone = [engine.generate(prompt, 8) for prompt in prompts[:3]]
     engine.train_beside_decode(version=5)
-    job = spec(captain, tmp_path / "beside", max_steps=200)
+    job = spec(captain, tmp_path / "beside", max_steps=5000)
     engine.run(job, token=3)
     engine.update("metric", job.job_id)
     assert [engine.generate(prompt, 8) for prompt in prompts[:3]] == alone

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 
 
 def test_sigterm_checkpoints_the_job_and_leaves_no_process(engine: Engine, captain: Path, tmp_path: Path) -> None:
-    job = spec(captain, tmp_path / "terminated", max_steps=200)
+    job = spec(captain, tmp_path / "terminated", max_steps=5000)
     engine.run(job, token=21)
     engine.update("metric", job.job_id)
     children = psutil.Process(engine.process.pid).children(recursive=True)
@@ -23,4 +23,4 @@ def test_sigterm_checkpoints_the_job_and_leaves_no_process(engine: Engine, capta
     interrupted = engine.update("interrupted", job.job_id)
     assert interrupted.path is not None and (Path(interrupted.path) / "optimizer.safetensors").exists()
     engine.until(lambda m: isinstance(m, Goodbye))
-    assert psutil.wait_procs(children, timeout=30)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []
