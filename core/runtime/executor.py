@@ -6,7 +6,9 @@ whole device's stream, start when step and tasklets before them are done, and ho
 All order between streams is by events. Tasklets of a job form one chain whatever streams they run on.
 
 The executor works in overlap order too: step n + 1 is launched before the result of step n is known, so what it tells
-of queued work (`inflight_ms`, `beside_ms`) is what will be left when the next step can start.
+of queued work (`inflight_ms`, `beside_ms`) is what will be left when the next step can start. There the `after` of a
+step is put off until the engine is about to launch something else (`catch_up`), which is in time: the device has the
+step itself to go on with. Memory that is taken from the job then waits for one step's tasklets and not for two's.
 """
 
 from __future__ import annotations
@@ -124,6 +126,7 @@ class Executor:
         self.layout = WHOLE
         self._free: Event | None = None  # the last moment on the decode stream, from which the next step counts
         self._step: _Step | None = None  # being launched
+        self._behind: tuple[Work, int, Event] | None = None  # tasklets put off, and the end of the step before them
         self._steps: deque[_Step] = deque()
         self._tasklets: deque[_Tasklet] = deque()
         self._last: _Tasklet | None = None  # the end of the chain, finished or not
@@ -161,6 +164,7 @@ class Executor:
     def begin_step(self, layout: Layout, size: Size) -> None:
         """The engine is about to launch a decode batch: its graphs are those of `layout`. Work that still runs on
         another layout's finetune part ends first."""
+        self.catch_up()
         if layout != self.layout:
             if self._tasklets and self._tasklets[-1].layout != WHOLE:
                 self._decode.wait_event(self._tasklets[-1].end)
@@ -174,7 +178,7 @@ class Executor:
 
     def step_launched(self, plan: StepPlan, work: Work | None, expected_ms: float) -> tuple[int, int]:
         """The batch is launched: queue what the plan puts beside and behind it. Answers how many tasklets of each were
-        queued: fewer than planned when the bound is reached or the work has no more.
+        queued: fewer than planned when the bound is reached or the work has no more, none behind it that are put off.
 
         Whatever `work` raises passes through; the step itself is then accounted for.
         """
@@ -191,13 +195,24 @@ class Executor:
             if beside:
                 step.beside = self._tasklets[-beside].kind
         if plan.after and beside == (plan.beside if step.layout != WHOLE else 0):
-            # What the step before has behind it is over by then, and no reason to leave this one's slack unused.
-            after = self._queue(work, WHOLE, plan.after, step.end, NOTHING, queued=0.0)
-            self._hold(after)
+            self._behind = work, plan.after, step.end
+            if len(self._steps) == 1 or self._steps[-2].end.query():  # without overlap, or the engine is late
+                after = self.catch_up()
         return beside, after
+
+    def catch_up(self) -> int:
+        """Queue what was put off, and answer how many tasklets: before the engine's next launch is planned."""
+        if self._behind is None:
+            return 0
+        (work, count, end), self._behind = self._behind, None
+        # What the step before has behind it is over by then, and no reason to leave this one's slack unused.
+        queued = self._queue(work, WHOLE, count, end, NOTHING, queued=0.0)
+        self._hold(queued)
+        return queued
 
     def other_batch(self) -> None:
         """The engine launched something that is no decode step (prefill): the next step counts from its own launch."""
+        self.catch_up()
         self._free = None
         self._step = None
 
@@ -209,6 +224,7 @@ class Executor:
 
     def idle(self, count: int, work: Work, layout: Layout = WHOLE) -> int:
         """Nothing decodes: queue up to `count` tasklets on the whole device, or alone on a layout's finetune part."""
+        self.catch_up()
         queued = self._queue(work, layout, count, None, NOTHING)
         self._hold(queued)
         return queued

@@ -156,8 +156,8 @@ class Runtime:
 
     def between_batches(self) -> None:
         """No batch is being made. What waits for memory does not wait for the next result too, which of a long prefill
-        takes its time."""
-        if self._engine.memory is not None and self._engine.memory.pressed:
+        takes its time, and which never comes where nothing can run before there is memory."""
+        if self._engine.memory is not None and self._engine.memory.waited_for:
             self._share_memory(self._engine.memory)
 
     def step_begins(self) -> None:
@@ -166,6 +166,7 @@ class Runtime:
         if self._engine.memory is not None:
             self._engine.memory.batch_made()
         if self._engine.queued is not None:
+            self._catch_up(self._engine.queued)
             self._engine.queued.executor.other_batch()
         if self._profiler is not None:
             self._profiler.other_batch()
@@ -185,6 +186,7 @@ class Runtime:
         if self._engine.memory is not None:
             self._engine.memory.batch_made()
         self._load = load
+        self._catch_up(queued)
         self._step_size = Size(queued.padded(len(load.running)), load.kv_tokens, load.max_kv)
         if self._measures(load):
             return
@@ -203,6 +205,10 @@ class Runtime:
         beside, after = self._queued.executor.step_launched(plan, work, expected if isfinite(expected) else 0.0)
         self._interval.beside += beside
         self._interval.after += after
+
+    def _catch_up(self, queued: Queued) -> None:
+        """What the plan of the last step put behind it is queued before anything else is."""
+        self._interval.after += queued.executor.catch_up()
 
     def launch(self, layout: Layout) -> TaskletKind | None:
         """The executor asks for the job's next tasklet on a layout's finetune stream."""
@@ -274,6 +280,7 @@ class Runtime:
 
     def _pump(self, queued: Queued, now: float) -> bool:
         """Nothing decodes: keep the whole device fed."""
+        self._catch_up(queued)
         self._collect()
         queued.executor.other_batch()
         plan = self._interval.last_plan = self._plan(now)

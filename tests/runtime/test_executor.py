@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from core.policy.types import WHOLE, Layout, StepPlan
@@ -130,9 +132,41 @@ def test_finetuning_may_come_before_what_the_engine_launches_next() -> None:
 def test_each_step_may_have_as_much_behind_it_whatever_the_one_before_left() -> None:
     """With overlap a step is planned while all that is behind the one before it has still to run."""
     e = engine(bound_ms=10.0)
-    assert step(e, StepPlan(after=4)) == (0, 4)
-    assert step(e, StepPlan(after=4)) == (0, 4)
-    assert step(e, StepPlan(after=50)) == (0, 5)
+    for asked, queued in ((4, 4), (4, 4), (50, 5)):
+        step(e, StepPlan(after=asked))
+        e.executor.catch_up()
+        assert len(e.job.ran) == queued
+        e.job.ran.clear()
+
+
+def test_with_overlap_what_comes_after_a_step_is_queued_just_before_the_next_launch() -> None:
+    """So that what is taken from the job waits for what one step has behind it, and not two."""
+    e = engine()
+    assert step(e, StepPlan(after=3)) == (0, 3), "nothing lies before the first"
+    assert step(e, StepPlan(after=2)) == (0, 0)
+    assert len(e.job.ran) == 3 and e.executor.queued_ms() == pytest.approx(6.0)
+    e.clock.ms = 6.0  # the first step's result
+    e.executor.collect()
+    assert e.executor.catch_up() == 2 and e.executor.catch_up() == 0
+    assert e.job.ran[3][1] == e.steps[1][2]
+    step(e, StepPlan())
+    assert e.steps[2][1] == e.job.ran[-1][2], "the next step waits for them"
+
+
+@pytest.mark.parametrize("other", [lambda e: e.executor.other_batch(), lambda e: e.executor.idle(0, e.job)])
+def test_whatever_comes_next_finds_them_queued(other: Callable[[Engine], object]) -> None:
+    e = engine()
+    step(e, StepPlan())
+    step(e, StepPlan(after=2))
+    other(e)
+    assert len(e.job.ran) == 2 and e.decode.run(0.0)[0] == 16.0
+
+
+def test_an_engine_that_is_late_does_not_keep_the_device_waiting() -> None:
+    e = engine()
+    step(e, StepPlan())
+    e.clock.ms = 7.0  # the step is over, and its result not yet looked at
+    assert step(e, StepPlan(after=2)) == (0, 2)
 
 
 def test_no_tasklet_behind_the_step_when_those_beside_it_were_cut_short() -> None:

@@ -114,13 +114,44 @@ def test_the_decision_comes_with_the_first_look_and_before_the_prefill(serving: 
     prefills = len(serving.prefills)
     serving.turn()
     queued_at, launched = first.at, len(serving.job.queued)
-    assert serving.broker._taking[0].decided_at == queued_at / 1e3
+    (taken,) = [*serving.broker._taking, *serving.broker._following]
+    assert taken.decided_at == queued_at / 1e3
     assert serving.prefills[prefills][0] >= queued_at, "its prefill was launched behind the decision"
     over = max(end for _, end in serving.job.queued)
     assert queued_at < over < serving.prefills[prefills][2] - 100.0
     serving.until(lambda: serving.broker.report().reclaims == 1)
     assert serving.broker.report().reclaim_ms == pytest.approx(over - queued_at)
     assert len(serving.job.queued) == launched, "nothing was added to what was queued"
+
+
+@pytest.mark.parametrize("target_ms", [32.0, 50.0])
+def test_memory_is_back_within_what_one_step_has_behind_it(serving: Serving, target_ms: float) -> None:
+    """Two steps are launched ahead, and the tasklets behind one of them."""
+    serving.target(target_ms)
+    train(serving)
+    burst(serving, 1, prompt=50)
+    serving.coming[0].most_new = 200
+    serving.until(lambda: bool(serving.kv.running) and serving.executor.queued_ms() > 0)
+    for _ in range(40):
+        serving.turn()
+    burst(serving, 60)
+    serving.until(lambda: serving.broker.report().reclaims == 1)
+    took_ms = serving.broker.report().reclaim_ms
+    assert took_ms is not None and 0.0 < took_ms <= target_ms - STEP_MS
+
+
+def test_requests_that_nothing_runs_beside_are_looked_at_again(serving: Serving) -> None:
+    """SGLang is neither idle then, nor is there a step whose result would come."""
+    train(serving)
+    kv = serving.kv
+    kv.waiting_queue.append(Request(kv.most - 40, 1, serving.clock()))
+    serving.runtime.between_batches()
+    assert kv.goal == kv.most > kv.size
+    kv._coming.clear()  # the pages were somebody else's
+    serving.clock.turn(serving.clock.ms + 25.0)
+    serving.runtime.between_batches()
+    assert kv.goal == kv.most
+    kv.waiting_queue.clear()
 
 
 def test_a_burst_that_trickles_in_beside_long_prefills_has_each_part_of_the_memory_in_time(serving: Serving) -> None:
