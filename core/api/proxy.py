@@ -20,6 +20,8 @@ _MAX_BODY = 32 << 20
 _CONNECT_S = 5.0
 # Between two pieces of an answer, the first of which may wait behind others.
 _SILENCE_S = 300.0
+# SGLang closes a connection that was idle for 5 s, and would do so while a request is on its way.
+_IDLE_S = 2.0
 _SENT = "text/event-stream"
 
 
@@ -27,7 +29,7 @@ def client() -> httpx.AsyncClient:
     """For the life of the application; it has as many connections as there are answers."""
     return httpx.AsyncClient(
         timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=_IDLE_S),
         trust_env=False,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from openai import OpenAI
 from starlette.testclient import TestClient
 
+from core.api import proxy
 from core.api.app import create_app
 from core.config import Settings
 from core.link.messages import SetTargets, StartJob
@@ -296,6 +298,20 @@ def test_what_the_engine_refuses_is_said_in_its_words(
         assert caught.value.type == "invalid_request_error"
     finally:
         chat_engine.refusal = None
+
+
+def test_a_connection_that_the_engine_may_be_closing_is_not_used(chat_engine: ChatServer) -> None:
+    """After 5 s without a request it does."""
+
+    async def ask() -> None:
+        async with proxy.client() as http:
+            for pause_s in (0.0, 3.0):
+                await asyncio.sleep(pause_s)
+                await http.post(f"{chat_engine.url}/v1/completions", json={})
+
+    asyncio.run(ask())
+    before, after = chat_engine.connections[-2:]
+    assert before != after
 
 
 def test_an_engine_that_breaks_off_is_an_error_in_the_stream(

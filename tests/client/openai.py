@@ -10,13 +10,15 @@ from typing import Any
 
 
 class ChatServer:
-    """Answers with `pieces`; `requests` are the bodies that came, `headers` what came with them; `refusal` is answered
-    with status 400; `cut` ends the connection in the middle; `left` is set when the reader has gone."""
+    """Answers with `pieces`; `requests` are the bodies that came, `headers` what came with them, `connections` (the
+    client's address) by which; `refusal` is answered with status 400; `cut` ends the connection in the middle; `left`
+    is set when the reader has gone."""
 
     def __init__(self) -> None:
         self.pieces = ["Down", " to", " the sea."]
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.connections: list[object] = []
         self.refusal: str | None = None
         self.cut = False
         self.pause_s = 0.0
@@ -29,6 +31,7 @@ class ChatServer:
             def do_POST(self) -> None:
                 outer.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 outer.headers.append({name.lower(): value for name, value in self.headers.items()})
+                outer.connections.append(self.client_address)
                 if outer.refusal is not None:
                     self._whole({"object": "error", "message": outer.refusal}, 400)
                     return
