@@ -13,6 +13,7 @@ from core.api.schemas import Dataset
 from tests.app.browser import NARROW, NewPage, follow, tile, visit
 from tests.app.conftest import Backstage
 from tests.app.peer import SOLO_ITL_MS
+from tests.stack import until
 
 pytestmark = pytest.mark.browser
 
@@ -46,12 +47,15 @@ def test_charts_are_redrawn_on_the_canvas_they_have(page: Page, backstage: Backs
     visit(page, backstage.url, "Overview")
     expect(page.locator("canvas").nth(5)).to_be_visible()
     page.wait_for_timeout(2500)
-    charts = page.evaluate(_REMEMBER)
-    for _refresh in range(2):
-        page.wait_for_timeout(2500)
+
+    def have_all_moved() -> bool:
         now = page.evaluate(_COMPARE)
         assert now["same"], "a chart was made anew"
-        assert now["moved"] == charts
+        return bool(now["moved"] == charts)
+
+    for _refresh in range(2):
+        charts = page.evaluate(_REMEMBER)
+        until(have_all_moved, 60, "all charts to go on")
 
 
 def test_a_figure_changes_in_the_element_it_has(page: Page, backstage: Backstage) -> None:

@@ -37,7 +37,10 @@ class Engine:
         self.settings = Settings(data_dir=data_dir, engine_port=port, engine={"model": model})  # type: ignore[arg-type]
         self.model, self.bases = model, bases
         self.control = ControlEnd(self.settings.resolved_link_url)
-        self.http = httpx.Client(base_url=self.settings.engine_url, timeout=120.0)
+        # SGLang closes a connection that was idle for 5 s, perhaps while the next request is sent.
+        self.http = httpx.Client(
+            base_url=self.settings.engine_url, timeout=120.0, limits=httpx.Limits(keepalive_expiry=2.0)
+        )
         self.log = data_dir / "engine.log"
         self.received: list[FromEngine] = []
         self.pending: list[FromEngine] = []
