@@ -29,6 +29,8 @@ _GLIBC = (2, 34)
 # What the processes of a CPU machine take beside twice the weights, with a job running: 4.4 GiB in all (proportional
 # set sizes) were seen with the bundled model.
 _LIBRARIES_GIB = 3.4
+# The bundled model's folder takes a quarter of it; data sets, adapters and checkpoints come on top.
+_LEAST_FREE_GIB = 2.0
 
 
 @dataclass(frozen=True)
@@ -228,13 +230,17 @@ def _data(settings: Settings) -> Iterator[Finding]:
     folder = settings.data_dir
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free / 2**30
-    writable = os.access(existing, os.W_OK) and existing.is_dir()
-    yield Finding(
-        "data directory",
-        "ok" if writable else "missing",
-        f"{folder}, {free:.0f} GiB free" if writable else f"{folder} cannot be written",
-        "" if writable else "set HARLI_DATA_DIR to a folder that this user may write",
-    )
+    if not (os.access(existing, os.W_OK) and existing.is_dir()):
+        remedy = "set HARLI_DATA_DIR to a folder that this user may write"
+        yield Finding("data directory", "missing", f"{folder} cannot be written", remedy)
+    else:
+        scarce = free < _LEAST_FREE_GIB
+        yield Finding(
+            "data directory",
+            "note" if scarce else "ok",
+            f"{folder}, {free:.1f} GiB free" if scarce else f"{folder}, {free:.0f} GiB free",
+            "free some of its disk: the model, data sets, adapters and checkpoints lie there" if scarce else "",
+        )
     try:
         model = model_folder.location(settings)
         if model is not None:

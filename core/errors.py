@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 _LONGEST = 8000  # characters; a message names at most some places
@@ -79,3 +80,14 @@ class TooManyRequests(HarliError):
 
     status = 429
     retry_after_s: float = 1.0
+
+
+def full_disk(error: BaseException) -> Unavailable | None:
+    """What an error that a full disk (or a user's quota of it) made is for a caller; None for any other."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return Unavailable(
+        "disk_full",
+        "the disk of the API's data directory is full, and nothing was stored; free some of it, or delete data sets "
+        "and adapters that are not needed, and try again",
+    )

@@ -32,6 +32,13 @@ def doctored(tmp_path: Path, **changes: Any) -> dict[str, Finding]:
     return {finding.topic: finding for finding in examine(Settings(**(defaults | changes)))}
 
 
+def test_a_disk_with_little_room_is_worth_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctored(tmp_path)["data directory"].level == "ok"
+    monkeypatch.setattr("core.doctor._LEAST_FREE_GIB", 1e9)
+    found = doctored(tmp_path)["data directory"]
+    assert found.level == "note" and "free some of its disk" in found.remedy
+
+
 def test_a_machine_that_runs_these_tests_can_run_harli(tmp_path: Path) -> None:
     findings = doctored(tmp_path)
     assert is_well(list(findings.values())), [f for f in findings.values() if f.level == "missing"]

@@ -19,7 +19,7 @@ from starlette.routing import Match
 from core.api import methods
 from core.api.description import answered
 from core.api.schemas import ErrorBody, ErrorDetail
-from core.errors import HarliError, Invalid
+from core.errors import HarliError, Invalid, full_disk
 from db.store import OUTAGE
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,14 @@ def install(app: FastAPI) -> None:
 
     for outage in OUTAGE:
         app.add_exception_handler(outage, _store)
+
+    @app.exception_handler(OSError)
+    async def _disk(_request: Request, error: OSError) -> JSONResponse:
+        full = full_disk(error)
+        if full is None:
+            raise error
+        logger.error("the disk is full: %s", error)
+        return answer(full.status, full.code, full.message)
 
     @app.exception_handler(Exception)
     async def _fault(request: Request, error: Exception) -> JSONResponse:

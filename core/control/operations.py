@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from core.api import schemas
 from core.control.context import Control
-from core.errors import Conflict, HarliError, Invalid, NotFound
+from core.errors import Conflict, HarliError, Invalid, NotFound, full_disk
 from db import operations as rows
 from db.base import now
 from db.operations import OperationRecord
@@ -120,6 +120,7 @@ def _end(control: Control, work: Work, error: BaseException | None) -> None:
             record.state = "cancelled"
         else:
             record.state = "failed"
+            error = full_disk(error) or error
             if not isinstance(error, HarliError):
                 logger.error("%s met a fault", record.subject, exc_info=error)
             detail = schemas.OperationError(code="internal", message="it met a fault; the API's log has it")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from core.api import schemas
-from core.api.errors import explain
+from core.api.errors import explain, install
 
 JOB = {"dataset": "rivers", "adapter_name": "sailor"}
 
@@ -91,6 +93,26 @@ def test_many_faults_are_counted_and_long_values_cut() -> None:
 )
 def test_a_value_of_another_type_than_is_described_is_refused(model: Any, body: dict[str, Any], param: str) -> None:
     assert explained(model, body)[0] == param
+
+
+def test_a_full_disk_is_told_with_its_remedy_and_other_faults_stay_faults() -> None:
+    app = FastAPI()
+    install(app)
+
+    @app.get("/{path}")
+    def write(path: str) -> None:
+        with open(f"/dev/{path}", "wb") as file:  # the kernel's own full device
+            file.write(b"x")
+
+    async def ask(path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+            return await client.get(path)
+
+    full = asyncio.run(ask("/full"))
+    assert (full.status_code, full.json()["error"]["code"]) == (503, "disk_full")
+    assert "free some of it" in full.json()["error"]["message"]
+    assert asyncio.run(ask("/fd")).json()["error"]["code"] == "internal", "a folder cannot be written"
 
 
 def test_what_is_there_is_said_where_a_method_is_not(http: httpx.Client) -> None:
