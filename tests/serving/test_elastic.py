@@ -334,10 +334,11 @@ def test_a_prompt_that_is_prefilled_in_chunks_keeps_the_slots_for_its_rest(engin
 
 def test_an_eviction_makes_up_for_what_is_held_beyond_the_size(engine: Engine) -> None:
     """SGLang evicts as much as it wants to allocate. When it sends a request back, the prompt stays in the cache."""
-    first, second = engine.request(list(range(30))), engine.request([7, *range(19)])
-    assert engine.admit(first) and engine.admit(second)
+    requests = [engine.request(tokens) for tokens in (list(range(30)), [7, *range(9)], [8, *range(9)])]
+    assert all(engine.admit(request) for request in requests)
     assert engine.kv.resize(1) == 39 and engine.slots.available_size() == -11
-    engine.finish(second)
+    for request in requests[1:]:
+        engine.finish(request)
     assert engine.slots.available_size() == -11
     slot = engine.take(1)
     assert slot is not None
