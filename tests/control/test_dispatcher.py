@@ -574,8 +574,9 @@ def test_an_engine_that_lets_a_job_be_paused_while_it_stops_gets_no_other(
 def test_a_silent_engine_is_lost_and_its_job_interrupted(
     control: Control, engine: EnginePeer, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "SILENCE_S", 0.5)
     job, _ = running
+    reaches(control, job.id, "running")  # the last that is heard of it
+    monkeypatch.setattr(dispatcher, "SILENCE_S", 0.5)
     reaches(control, job.id, "interrupted")
     assert engine_view(control).state == "lost"
     assert "does not answer" in (jobs.get(control, job.id).waiting_reason or "")
