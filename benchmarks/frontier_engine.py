@@ -171,6 +171,8 @@ class Bench:
         request = batch.reqs[0]
         tokens = len(request.origin_input_ids) + len(request.output_ids) + 1
         size = Size(self.layouts.padded(len(batch.reqs)), tokens * len(batch.reqs), tokens)
+        record = self.records[number]
+        record["after"] += self.executor.catch_up()
         plan = self._planned(point, size) if len(batch.reqs) == point.batch else StepPlan(point.layout)
         self.executor.begin_step(plan.layout, size)
         planned = time.perf_counter()
@@ -179,7 +181,6 @@ class Bench:
             self._delay(self.partitions.of(plan.layout).finetune, self.partitions.of(WHOLE).finetune)
         launched = time.perf_counter()
         beside, after = self.executor.step_launched(plan, self.feed, self._expected)
-        record = self.records[number]
         record["host"].append(planned - began + time.perf_counter() - launched)
         record["beside"] += beside
         record["after"] += after

@@ -98,7 +98,8 @@ class JobState:
     """A job's LoRA as it is between two tasklets; its methods may wait, and may run in any thread.
 
     staging: the way off the device. away: what holds masters and moments when they are not on the device, or on their
-    way, so that no tasklet changes them; elsewhere a copy on the device is taken of them at once.
+    way; it is read when one of the methods asks for it first, and nothing may be launched until it is (`read`).
+    Elsewhere a copy on the device is taken at once.
     """
 
     def __init__(self, lora: LoraState, dtype: torch.dtype, staging: Staging, away: Swappable | None) -> None:
@@ -108,12 +109,19 @@ class JobState:
         self._step = lora.step.clone()
         self.copied = torch.cuda.current_stream(lora.step.device).record_event()
 
+    @property
+    def read(self) -> bool:
+        """It no longer depends on memory that tasklets write."""
+        return bool(self._flats)
+
     def _on_cpu(self, count: int) -> list[torch.Tensor]:
         """The first `count` of masters, first and second moments."""
         self.copied.synchronize()
-        if self._away is not None:
-            return self._away.contents(range(count))
-        return [self._staging.fetch(flat) for flat in self._flats[:count]]
+        if self._away is None:
+            return [self._staging.fetch(flat) for flat in self._flats[:count]]
+        if not self._flats:
+            self._flats = self._away.contents(range(3))
+        return self._flats[:count]
 
     def optimizer(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Masters and moments on the CPU by the names of a checkpoint, cut to the shapes of `like` (the job's LoRA
@@ -304,8 +312,8 @@ class CapturedTrainer:
 
     def job_state(self, partition: int = 0, *, away: bool = False) -> JobState:
         """The job as it will be when what was launched is through; to be taken between two optimizer steps.
-        partition: where the last tasklet was launched; away: its memory is not all there, or on its way, and it has
-        nothing to launch before this is written."""
+        partition: where the last tasklet was launched; away: its memory is not all there, or on its way, and nothing is
+        launched before this is `read`."""
         with torch.cuda.stream(self.streams[partition]), torch.inference_mode(False):
             if self._copied is not None:
                 self.streams[partition].wait_event(self._copied)

@@ -97,6 +97,16 @@ class CapturedJob:
             self.progress, state = checkpoint.read(resume_from, self.progress.fingerprint)
         initial = Path(spec.initial_adapter) if spec.initial_adapter is not None else None
         self._partition = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="harli-pack")
+        self._ahead: Future[Program] | None = None
+        self._metrics: list[Metric] = []
+        self._expected: deque[Metric] = deque()
+        self._kinds: deque[TaskletKind] = deque()
+        self._tokens_per_tasklet = 0.0
+        self._launched = 0
+        self._evaluated_at = self.progress.evaluated_at  # what was launched; `progress` has what is known
+        self._evaluating = False
+        self._kept: JobState | None = None  # the last snapshot of state that was away, until it is read
         self._model = lora.wrap(model, spec.lora, seed=spec.seed, base_name=base_name, initial=initial)
         self._parameters = {name: p.detach() for name, p in lora.trainable(self._model).items()}
         rank = spec.lora.rank
@@ -110,19 +120,10 @@ class CapturedJob:
                 max_grad_norm=spec.max_grad_norm,
                 state=state,
             )
+            self._refill()
         except Exception:
-            self._leave()
+            self.close()
             raise
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="harli-pack")
-        self._ahead: Future[Program] | None = None
-        self._metrics: list[Metric] = []
-        self._expected: deque[Metric] = deque()
-        self._kinds: deque[TaskletKind] = deque()
-        self._tokens_per_tasklet = 0.0
-        self._launched = 0
-        self._evaluated_at = self.progress.evaluated_at  # what was launched; `progress` has what is known
-        self._evaluating = False
-        self._refill()
 
     # ---- pacing ------------------------------------------------------------------------------------------------------
 
@@ -144,7 +145,10 @@ class CapturedJob:
     def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
         """The kinds of the next tasklets, at most `count`: those of the open step, and of the one that `launch` goes on
         with once it has been packed. There are none while the device has yet to come to the end of an evaluation that
-        decides something, and of a streamed base only those whose layers are on the device."""
+        decides something or a snapshot has yet to be read, and of a streamed base only those whose layers are on the
+        device."""
+        if self._unread:
+            return ()
         kinds = tuple(islice(self._kinds, count))
         if kinds and len(kinds) < count and self._goes_on and self._ahead is not None and self._ahead.done():
             kinds += self._ahead.result().kinds[: count - len(kinds)]
@@ -158,7 +162,7 @@ class CapturedJob:
     def launch(self, partition: int) -> TaskletKind | None:
         """Launch the next tasklet on the partition's stream, behind the one before it, whose order the caller sees to;
         None when there is none left, or none that may be launched yet."""
-        if not self._kinds or not self._ready or not self._compute.there((self._kinds[0],)):
+        if not self._kinds or self._unread or not self._ready or not self._compute.there((self._kinds[0],)):
             return None
         kind = self._kinds.popleft()
         self._compute.launch(partition, self._launched)
@@ -173,6 +177,13 @@ class CapturedJob:
     @property
     def _ready(self) -> bool:
         return self._share is None or self._share.ready
+
+    @property
+    def _unread(self) -> bool:
+        """Somebody has yet to read state that was away, which is back perhaps, and would change with the next step."""
+        if self._kept is not None and self._kept.read:
+            self._kept = None
+        return self._kept is not None
 
     def start_again(self) -> torch.cuda.Event:
         """Give up what has been launched of the open optimizer step or evaluation; it starts again when its buffers
@@ -222,12 +233,11 @@ class CapturedJob:
 
     def snapshot(self) -> CapturedSnapshot:
         """The job as of the last optimizer step that was launched; the open step is not part of it."""
-        return CapturedSnapshot(
-            msgspec.structs.replace(self.progress),
-            self._compute.job_state(self._partition, away=not self._ready),
-            self._model,
-            self._parameters,
-        )
+        away = not self._ready
+        state = self._compute.job_state(self._partition, away=away)
+        if away:
+            self._kept = state
+        return CapturedSnapshot(msgspec.structs.replace(self.progress), state, self._model, self._parameters)
 
     def close(self) -> None:
         """Take the LoRA modules out of the shared model; the slot is free for the next job when its memory is back."""

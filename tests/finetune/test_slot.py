@@ -108,6 +108,47 @@ def test_losses_are_those_of_the_eager_trainer_whatever_is_taken_meanwhile(arena
     assert arena.statistics().used == 0
 
 
+def test_nothing_is_launched_before_a_snapshot_of_what_was_away_is_read(arena: Arena, tmp_path: Path) -> None:
+    slot = CpuSlot(small.model(), tmp_path, arena)
+    job = slot.job(small.spec(tmp_path))
+    slot.grant()
+    while job.progress.step < 3:
+        job.launch(0)
+    job.take_metrics()
+    then = job.snapshot()._state.adapter(job._parameters)
+    share = slot.share
+    assert share is not None
+    share.give_up_activations(job.start_again())
+    share.swap_out()
+    share.settle()
+    snapshot = job.snapshot()
+    slot.grant()
+    assert job.launch(0) is None and job.upcoming(1) == ()
+    read = snapshot._state.adapter(job._parameters)
+    while job.progress.step < 4:
+        assert job.upcoming(1) and job.launch(0) is not None
+    assert all(torch.equal(read[name], then[name]) for name in then)
+    assert all(torch.equal(again, then[name]) for name, again in snapshot._state.adapter(job._parameters).items())
+    job.close()
+
+
+def test_a_job_whose_first_step_cannot_be_made_leaves_the_slot(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = CpuSlot(small.model(), tmp_path, arena)
+    modules = {type(module) for module in slot._model.modules()}
+    with monkeypatch.context() as refused:
+        refused.setattr(slot, "program", lambda *_: (_ for _ in ()).throw(MemoryError("no page-locked memory is left")))
+        with pytest.raises(MemoryError):
+            slot.job(small.spec(tmp_path))
+    assert {type(module) for module in slot._model.modules()} == modules
+    assert slot.share is not None and slot.share.closed
+    job = slot.job(small.spec(tmp_path))
+    slot.grant()
+    assert losses_of(job) == losses_of(CpuSlot(small.model(), tmp_path / "alone", None).job(small.spec(tmp_path)))
+    job.close()
+
+
 def test_a_job_that_is_away_is_kept_and_the_next_one_gets_the_slot(arena: Arena, tmp_path: Path) -> None:
     spec = small.spec(tmp_path)
     slot = CpuSlot(small.model(), tmp_path, arena)
