@@ -15,7 +15,7 @@ from core.control import schedule
 from core.control.context import Control
 from core.errors import Conflict, Invalid
 from core.link.messages import SetTargets, Target
-from db import adapters, changes, engines
+from db import adapters, changes, engines, tenants
 from db import targets as rows
 from db.base import now
 from db.scope import sees
@@ -59,6 +59,7 @@ def put(control: Control, update: schemas.TargetsUpdate) -> schemas.Targets:
     """Set new targets. Raises Conflict, with those in force, when they are no longer the version that was read."""
     _check(update.targets)
     with control.store.write() as session:
+        _check_tenants(session, update.targets)
         record = rows.current(session)
         version = record.version if record is not None else 0
         if update.version != version:
@@ -89,6 +90,17 @@ def _check(targets: Sequence[schemas.TargetBody]) -> None:
                 f"targets.{number}",
             )
         seen.add(key)
+
+
+def _check_tenants(session: Session, targets: Sequence[schemas.TargetBody]) -> None:
+    """Raise Invalid for a target of a tenant that does not exist: nobody would be held to it."""
+    for number, target in enumerate(targets):
+        if target.tenant is not None and tenants.find(session, target.tenant) is None:
+            raise Invalid(
+                "tenant_not_found",
+                f"targets.{number}: there is no tenant {target.tenant}; `harli tenants` lists them",
+                f"targets.{number}.tenant",
+            )
 
 
 def propose(session: Session, solo_itl_ms: float | None) -> None:

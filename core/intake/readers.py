@@ -324,12 +324,17 @@ def _records(stream: Stream, delimiter: str, names: Sequence[str]) -> Iterator[t
             yield line, Fault("broken_csv", f"{error} (read from line {line} to line {reader.line_num}){_STOPPED}")
             return
         if header and fields:
-            header = False
+            header = names_delimiter(fields)
         elif fields and len(fields) == len(names):
             yield line, dict(zip(names, fields, strict=True))
         elif fields:
             count = f"{len(fields)} field{'' if len(fields) == 1 else 's'}"
             yield line, Fault("csv_fields", f"{count} where the header has {len(names)}")
+
+
+def names_delimiter(fields: Sequence[str]) -> bool:
+    """Whether these are of the line ``sep=;`` that Excel wants before the header, read with the delimiter it names."""
+    return len(fields) == 2 and fields[0].lower() == "sep=" and not fields[1]
 
 
 def table_columns(path: Path, filename: str) -> tuple[str, ...]:

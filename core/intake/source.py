@@ -190,6 +190,7 @@ def _header(head: bytes, known_names: Callable[[Sequence[str]], int]) -> tuple[s
 def _first_record(text: str, delimiter: str) -> list[str]:
     try:
         records = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        return [name.strip() for name in next((record for record in records if record), [])]
+        first = next((record for record in records if record and not readers.names_delimiter(record)), [])
+        return [name.strip() for name in first]
     except csv.Error:
         return []

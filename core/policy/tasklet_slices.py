@@ -106,7 +106,7 @@ def time_slice(
         count, _ = fit(job, predictor, budget)
         return StepPlan(after=count, job=job.job_id, reason="makes room for another layout"), credit
     if budget <= 0:
-        reason = f"no slack: {slack:.1f} ms, a step takes up to {decode:.1f}"
+        reason = f"no slack: {slack:.1f} ms, a step takes up to {decode:.1f} ms"
         return StepPlan(job=job.job_id, pause=True, reason=reason), credit
     count, _ = fit(job, predictor, budget)
     if count or not job.tasklets:

@@ -91,7 +91,8 @@ async def replay(
     """
     random = Random(seed)
     asked = [(random.choice(models), fit(prompts, arrival.input_tokens, random)) for arrival in arrivals]
-    unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+    # A connection is not kept as long as the engine keeps it, 5 s: it may be closed while a request is on its way.
+    unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=2.0)
     timeout = httpx.Timeout(timeout_s, connect=10.0, pool=None)
     async with httpx.AsyncClient(base_url=url, limits=unlimited, timeout=timeout) as client:
         begun = time.perf_counter()

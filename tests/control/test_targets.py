@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from core.api import schemas
-from core.control import adapters, dispatcher, notices, targets
+from core.api.tenant_schemas import TenantCreate
+from core.control import adapters, dispatcher, notices, targets, tenants
 from core.control.context import Control
 from core.control.principal import SCOPES, Principal
 from core.errors import Conflict, Invalid
 from core.link.messages import SetTargets
 from db import targets as rows
 from db.base import now
+from db.scope import DEFAULT_TENANT
 from tests.control import files
 from tests.control.peer import EnginePeer
 from tests.stack import until
@@ -95,7 +97,22 @@ def test_the_tightest_itl_target_counts(control: Control) -> None:
     assert targets.tightest_itl_ms([]) == {}
 
 
+def acme_and_rival(control: Control) -> None:
+    admin = Principal("root", DEFAULT_TENANT, "admin", frozenset(SCOPES["admin"]))
+    for name in ("acme", "rival"):
+        tenants.create(control.of(admin), TenantCreate(name=name))
+
+
+def test_a_tenant_that_does_not_exist_has_no_target(control: Control) -> None:
+    before = targets.put(control, update(0, ITL))
+    with pytest.raises(Invalid, match="no tenant acme") as caught:
+        targets.put(control, update(1, ITL, {**ITL, "tenant": "acme"}))
+    assert caught.value.param == "targets.1.tenant"
+    assert view(control) == before
+
+
 def test_a_tenants_and_a_weeks_targets_are_no_repetition(control: Control) -> None:
+    acme_and_rival(control)
     weekly = {"windows": [{"days": ["mon"], "zone": "Europe/Berlin"}]}
     other_day = {**ITL, "ms": 9.0, "windows": [{"days": ["tue"]}]}
     stored = targets.put(control, update(0, ITL, {**ITL, "tenant": "acme"}, {**ITL, **weekly}, other_day))
@@ -107,6 +124,7 @@ def test_a_tenants_and_a_weeks_targets_are_no_repetition(control: Control) -> No
 
 
 def test_a_tenant_sees_everyones_targets_and_its_own(control: Control) -> None:
+    acme_and_rival(control)
     targets.put(control, update(0, ITL, {**ITL, "ms": 30.0, "tenant": "acme"}, {**ITL, "ms": 20.0, "tenant": "rival"}))
     acme = Principal("ann", "acme", "admin", frozenset(SCOPES["admin"]))
     seen = view(control.of(acme))

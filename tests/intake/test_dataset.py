@@ -142,6 +142,14 @@ def test_csv_json_and_parquet_of_the_same_data_give_the_same_rows(inbox: Inbox) 
     assert found[0][1][1] == ("assistant", "  spaces kept  ")
 
 
+def test_excels_line_that_names_the_delimiter_is_no_header(inbox: Inbox) -> None:
+    text = '\ufeffsep=;\r\ninstruction;output\r\n"One; or two?";"Two, I\nthink"\r\n'
+    refused = inbox.refused(text + "Three?\r\n", "faulty.csv")
+    assert "line 5 (record 2)" in refused.message, "lines are those of the file"
+    inbox.take(text, "excel.csv")
+    assert inbox.messages() == [[("user", "One; or two?"), ("assistant", "Two, I\nthink")]]
+
+
 def test_a_chat_in_a_csv_is_read_from_its_json_text(inbox: Inbox) -> None:
     turns = json.dumps([{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}])
     inbox.take('messages\n"' + turns.replace('"', '""') + '"\n', "chat.csv")

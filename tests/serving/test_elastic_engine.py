@@ -47,7 +47,7 @@ def test_the_kv_cache_shrinks_to_a_quarter_for_a_job_and_grows_back_under_load(
     assert of_jobs(whole) == 0
 
     engine.train_beside_decode(version=31)
-    job = spec(captain, tmp_path / "sharing", max_steps=200, micro_batch_tokens=100)
+    job = spec(captain, tmp_path / "sharing", max_steps=5000, micro_batch_tokens=100)
     engine.run(job, token=31)
     quarter = memory(engine, lambda view: view.kv_tokens <= view.kv_most_tokens / 4 + 400 and of_jobs(view) > 0)
     engine.update("metric", job.job_id)
