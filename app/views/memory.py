@@ -10,7 +10,7 @@ from app.ui.first import content_is_there
 from app.ui.page import elsewhere, heading, reading
 from app.ui.states import MEMORY_CODES
 from app.ui.table import Cell, Column, Row, cell, table
-from app.ui.text import ms, number, percent, plain, size
+from app.ui.text import counted, ms, number, percent, plain, size
 from app.ui.theme import colours
 from app.ui.tiles import BarPart, Tile, tiles
 from core.api.schemas import Memory, MemoryOwner, Notice
@@ -48,7 +48,7 @@ def figures(memory: Memory, kv_used: int) -> list[Tile]:
         Tile(
             "Finetuning", size(jobs), "",
             "state and activations" if memory.reclaim_ms is None
-            else f"gave memory up {number(memory.reclaims)} times, last in {ms(memory.reclaim_ms)} ms",
+            else f"gave memory up {counted(memory.reclaims, 'time')}, last in {ms(memory.reclaim_ms)} ms",
             help="From when the first request was queued for the memory until it was free",
         ),
         Tile("Free", size(memory.capacity_bytes - memory.used_bytes), "", f"{size(memory.kept_bytes)} ready to map"),

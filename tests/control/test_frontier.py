@@ -74,7 +74,7 @@ def test_the_question_is_about_the_present_load_and_target(control: Control, tmp
 
 def test_a_tenants_target_is_not_the_operating_point(control: Control, tmp_path: Path) -> None:
     engine(control, tmp_path, LEARNT)
-    put_target(control, tenant="acme")
+    put_target(control, tenant="default")
     asked = frontier.ask(control)
     assert asked.question is not None and asked.question["now_ms"] is None
 
