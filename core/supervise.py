@@ -196,7 +196,7 @@ def hold(data_dir: Path) -> Iterator[None]:
             raise Conflict(
                 "already_up",
                 f"`harli up` (process {file.read().strip() or 'unknown'}) already runs on data directory {data_dir}; "
-                "stop it first, or set HARLI_DATA_DIR and other ports for a second one",
+                "stop it with `harli down`, or set HARLI_DATA_DIR and other ports for a second one",
                 "data_dir",
             ) from error
         file.truncate(0)

@@ -262,7 +262,8 @@ def test_no_orphan_survives_a_killed_supervisor(start: Start, tmp_path: Path) ->
     group.process.kill()
     group.process.wait()
     until(lambda: not group.orphans())
-    assert (tmp_path / "ended").read_text().split() == ["api"], "it was asked to stop before it would have been killed"
+    # By the kernel, and by the reaper too where that comes before it has ended.
+    assert set((tmp_path / "ended").read_text().split()) == {"api"}, "it was asked before it would have been killed"
     assert not (tmp_path / "run" / "parts.json").exists()
 
 

@@ -286,11 +286,13 @@ def change_further() -> None:
 
 
 def tenants() -> list[str]:
-    """The tenants that a target can be of: those whose adapters there are, and those with a target already."""
-    with reading("the adapters"):
+    """The tenants that a target can be of, as far as the viewer knows them: an admin of the platform sees all, others
+    by the adapters and targets that there are."""
+    with reading("the tenants"):
+        known = {tenant.name for tenant in client().tenants()}
         owners = {adapter.tenant for adapter in client().adapters(500).items}
     read: Targets = st.session_state[_READ]
-    return sorted(owners | {target.tenant for target in read.targets if target.tenant})
+    return sorted(known | owners | {target.tenant for target in read.targets if target.tenant})
 
 
 def pick(value: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.app.browser import follow, tile, visit
+from tests.app.browser import choose, follow, tile, visit
 from tests.app.conftest import Backstage
 from tests.app.peer import SOLO_ITL_MS
 
@@ -117,6 +117,19 @@ def test_what_the_form_does_not_know_is_kept(page: Page, restored: Backstage) ->
     expect(tile(page, "ITL p99 now")).to_contain_text("target 61.0")
     kept = {(target.kind, target.ms, target.quantile) for target in restored.client.targets().targets}
     assert kept == {("itl", 61.0, 0.99), ("itl", 40.0, 0.5), ("ttft", 900.0, 0.99)}
+
+
+def test_a_tenant_that_has_nothing_yet_can_be_given_a_target(page: Page, restored: Backstage) -> None:
+    restored.client.create_tenant("newcomer")
+    visit(page, f"{restored.url}/targets", "Targets")
+    page.get_by_role("button", name="Add a target").click()
+    choose(page, "Of", "newcomer")
+    field = page.get_by_label("ms", exact=True)
+    field.fill("30")
+    field.press("Tab")
+    page.get_by_role("button", name="Add", exact=True).click()
+    expect(page.locator("td", has_text="newcomer")).to_be_visible()
+    assert [target.tenant for target in restored.client.targets().targets if target.tenant] == ["newcomer"]
 
 
 def test_a_half_typed_target_survives_page_switch_and_reload(page: Page, backstage: Backstage) -> None:
