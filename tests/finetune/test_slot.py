@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from core.finetune.captured_job import CapturedJob
 from core.finetune.fused import FusedStep, Work, pack_inputs
 from core.finetune.trainer import Trainer
+from core.link.messages import JobSpec
 from core.memory import _arena
 from core.memory.arena import Arena
 from core.memory.rate import Rate
@@ -108,19 +109,29 @@ def test_losses_are_those_of_the_eager_trainer_whatever_is_taken_meanwhile(arena
     assert arena.statistics().used == 0
 
 
-def test_nothing_is_launched_before_a_snapshot_of_what_was_away_is_read(arena: Arena, tmp_path: Path) -> None:
-    slot = CpuSlot(small.model(), tmp_path, arena)
-    job = slot.job(small.spec(tmp_path))
+def after_three_steps(slot: CpuSlot, spec: JobSpec) -> CapturedJob:
+    job = slot.job(spec)
     slot.grant()
     while job.progress.step < 3:
         job.launch(0)
     job.take_metrics()
-    then = job.snapshot()._state.adapter(job._parameters)
+    return job
+
+
+def send_away(slot: CpuSlot, job: CapturedJob) -> None:
+    """Activations are dropped, and the state goes to host memory."""
     share = slot.share
     assert share is not None
     share.give_up_activations(job.start_again())
     share.swap_out()
     share.settle()
+
+
+def test_nothing_is_launched_before_a_snapshot_of_what_was_away_is_read(arena: Arena, tmp_path: Path) -> None:
+    slot = CpuSlot(small.model(), tmp_path, arena)
+    job = after_three_steps(slot, small.spec(tmp_path))
+    then = job.snapshot()._state.adapter(job._parameters)
+    send_away(slot, job)
     snapshot = job.snapshot()
     slot.grant()
     assert job.launch(0) is None and job.upcoming(1) == ()
@@ -152,17 +163,9 @@ def test_a_job_whose_first_step_cannot_be_made_leaves_the_slot(
 def test_a_job_that_is_away_is_kept_and_the_next_one_gets_the_slot(arena: Arena, tmp_path: Path) -> None:
     spec = small.spec(tmp_path)
     slot = CpuSlot(small.model(), tmp_path, arena)
-    job = slot.job(spec)
-    slot.grant()
-    while job.progress.step < 3:
-        job.launch(0)
-    job.take_metrics()
+    job = after_three_steps(slot, spec)
     inside = job.snapshot()._state.optimizer(job._parameters)
-    share = slot.share
-    assert share is not None
-    share.give_up_activations(job.start_again())
-    share.swap_out()
-    share.settle()
+    send_away(slot, job)
     snapshot = job.snapshot()
     path = snapshot.write(tmp_path)
     away = snapshot._state.optimizer(job._parameters)
