@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from core.printing import Column
 
 Place = Literal["up", "down", "top", "bottom"]
-_MOST_COMPARED = 12
 
 schedules = typer.Typer(invoke_without_command=True)
 webhooks = typer.Typer(invoke_without_command=True)
@@ -191,9 +190,10 @@ def compare(
 ) -> None:
     """Show jobs side by side: what they were asked with differently, and what came of it."""
     from core import printing
+    from core.api.job_schemas import MOST_COMPARED
 
-    if not 2 <= len(jobs) <= _MOST_COMPARED:
-        raise typer.BadParameter(f"give two to {_MOST_COMPARED} jobs, not {len(jobs)}", param_hint="JOB...")
+    if not 2 <= len(jobs) <= MOST_COMPARED:
+        raise typer.BadParameter(f"give two to {MOST_COMPARED} jobs, not {len(jobs)}", param_hint="JOB...")
     with connected() as client:
         found = client.compare_jobs(jobs)
     if json:

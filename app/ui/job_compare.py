@@ -10,11 +10,10 @@ from app.ui.page import reading, teach
 from app.ui.table import Cell, Column, Row, table
 from app.ui.text import number
 from app.ui.theme import colours
-from core.api.job_schemas import JobComparison
+from core.api.job_schemas import MOST_COMPARED, JobComparison
 from core.api.schemas import Job
 
 _OFFERED = 200
-_MOST = 12
 
 
 def draw() -> None:
@@ -30,7 +29,8 @@ def draw() -> None:
         return
     names = {job.id: f"{job.name} · {job.id}" for job in jobs}
     chosen = st.multiselect(
-        "Jobs", list(names), format_func=lambda job_id: names.get(job_id, job_id), key="compared", max_selections=_MOST,
+        "Jobs", list(names), format_func=lambda job_id: names.get(job_id, job_id), key="compared",
+        max_selections=MOST_COMPARED,
         placeholder="Choose two or more", bind="query-params",
     )  # fmt: skip
     if len(chosen) < 2:

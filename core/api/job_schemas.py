@@ -9,6 +9,9 @@ from pydantic import AnyHttpUrl, BaseModel, Field
 
 from core.api.schemas import NAME, Body, Job, JobCreate, JobMetric
 
+MOST_COMPARED = 12
+"""Jobs side by side."""
+
 # ---- before a job ----------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,15 @@ from pydantic import BaseModel
 from core.api import schemas
 from core.api.answers import Shared
 from core.api.depends import After, AnswerKey, AnswersDep, ControlDep, Cursor, Limit, Name
-from core.api.job_schemas import JobClone, JobComparison, JobEstimate, JobMove, JobOutlook, JobSample
+from core.api.job_schemas import (
+    MOST_COMPARED,
+    JobClone,
+    JobComparison,
+    JobEstimate,
+    JobMove,
+    JobOutlook,
+    JobSample,
+)
 from core.control import comparison, jobs, outlook, queue
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -77,7 +85,7 @@ def in_order(control: ControlDep, limit: Limit = 100) -> list[schemas.Job]:
 @router.get("/compare", summary="Jobs side by side")
 def compare(
     control: ControlDep,
-    job_id: Annotated[list[str], Query(min_length=2, max_length=12, description="given once for each job")],
+    job_id: Annotated[list[str], Query(min_length=2, max_length=MOST_COMPARED, description="given once for each job")],
 ) -> JobComparison:
     """What they were asked with differently, and their figures."""
     return comparison.compare(control, job_id)
