@@ -4,16 +4,22 @@
 A decode batch has few rows. SGLang's shrink (x A^T; csgmv, 0.5.16) has one block walk the whole input width, which
 takes it longer than the layer's own product takes the whole device. Here the width is cut into parts, a block each,
 that leave partial sums in fp32, [parts, S, N]; the expand adds them, always in the same order, where it reads them
-anyway: no third kernel, no atomics, the same bits each time. Both are launched while the kernel before them still ends
-(programmatic dependent launch): until its results are to be seen they read what no kernel writes.
+anyway: no third kernel, no atomics, the same bits each time.
+
+The shrink needs the layer's input, not its product, and the graph runs it beside the product, which at these sizes
+waits for memory. The expand runs behind both, as the shrink does where a layer's product is not told (`product`): each
+is launched while what is before it still ends (programmatic dependent launch), and reads what no kernel writes until
+the results of that are to be seen.
 
 Segments, ranks, slices and layouts are SGLang's (`LoRABatchInfo`; `chunked_sgmv_shrink.py`, `chunked_sgmv_expand.py`).
-`shrink` and `expand` are hooks around SGLang's two functions; prefill, whose rows are many, stays with those.
+`shrink` and `expand` are hooks around SGLang's two functions, `product` is one around a linear layer's own product;
+prefill, whose rows are many, stays with SGLang's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,6 +28,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from core.serving.branches import beside, captured_so_far
 from core.serving.lora_batch import SEGMENT
 
 _ROWS = tl.constexpr(SEGMENT)
@@ -135,7 +142,7 @@ def partial_products(
 
 def add_products(
     partial: torch.Tensor, weights: torch.Tensor, info: Any, offsets: torch.Tensor, widest: int, out: torch.Tensor,
-    block: int | None = None, early: bool | None = None,
+    early: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Add the partial sums by B, weights [L, OUT, R], and the adapter's scaling to out [S, OUT], in place.
 
@@ -147,7 +154,7 @@ def add_products(
     _, width, rank = weights.shape
     slices = len(offsets) - 1
     ranks = max(16, triton.next_power_of_2(rank))
-    block = block or max(16, min(256 if widest >= _WIDE else 128, _TILE // ranks))
+    block = max(16, min(256 if widest >= _WIDE else 128, _TILE // ranks))
     _expand[(triton.cdiv(widest, block), slices, len(info.weight_indices))](
         partial, weights, out, out.stride(0), info.seg_indptr, info.weight_indices, info.lora_ranks, info.permutation,
         info.scalings, offsets, rows,
@@ -171,6 +178,29 @@ def _launch(early: bool) -> dict[str, bool]:
 
 _MODULE = "sglang.srt.lora.backend.chunked_backend"
 SHRINK, EXPAND = f"{_MODULE}.chunked_sgmv_lora_shrink_forward", f"{_MODULE}.chunked_sgmv_lora_expand_forward"
+PRODUCT = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
+
+
+class _Last:
+    """The product that was captured last: its input, and what in the graph it runs after."""
+
+    given: weakref.ref[torch.Tensor] | None = None
+    after: Sequence[Any] | None = None
+
+    @classmethod
+    def take(cls, x: torch.Tensor) -> Sequence[Any] | None:
+        """Once, what the product of x runs after; None when it is not the last one, or was not captured."""
+        given, cls.given = cls.given, None
+        return cls.after if given is not None and given() is x else None
+
+
+def product(
+    original: Callable[..., torch.Tensor], method: Any, layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Around SGLang's product of a linear layer: tells `shrink` what it can run beside."""
+    if not torch.compiler.is_compiling():  # prefill without adapters may be
+        _Last.given, _Last.after = weakref.ref(x), captured_so_far()
+    return original(method, layer, x, *args, **kwargs)
 
 
 def shrink(
@@ -179,7 +209,11 @@ def shrink(
     """Around SGLang's: partial sums where the batch is a graph's, which `expand` tells by their dimensions."""
     if not batch_info.use_cuda_graph or batch_info.max_len != SEGMENT:
         return original(x=x, weights=weights, batch_info=batch_info, num_slices=num_slices)
-    return partial_products(x, weights, batch_info, num_slices)
+    after = _Last.take(x)
+    if after is None:
+        return partial_products(x, weights, batch_info, num_slices)
+    with beside(after):
+        return partial_products(x, weights, batch_info, num_slices, early=False)
 
 
 def expand(

@@ -46,6 +46,7 @@ def register() -> None:
         HookRegistry.register(lora_batch.TARGET, lora_batch.prepare_lora_batch, around)
         HookRegistry.register(lora_kernels.SHRINK, lora_kernels.shrink, around)
         HookRegistry.register(lora_kernels.EXPAND, lora_kernels.expand, around)
+        HookRegistry.register(lora_kernels.PRODUCT, lora_kernels.product, around)
     else:
         from core.serving import processes
 

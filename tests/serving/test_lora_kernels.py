@@ -121,6 +121,46 @@ def test_in_a_graph_each_kernel_sees_what_those_before_it_wrote() -> None:
         torch.testing.assert_close(found, through(False), rtol=0, atol=0)
 
 
+@pytest.mark.gpu
+@overlaps
+def test_beside_the_layers_product_the_hooks_compute_the_same() -> None:
+    """As SGLang's layers call them in a capture, a product, then the pair; eagerly nothing runs beside."""
+    pytest.importorskip("cuda.bindings")
+    from core.serving import lora_kernels
+
+    torch.manual_seed(0)
+    width, rank, layers = 4096, 16, 12
+    base = [torch.randn(width, width, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(layers)]
+    a = [torch.randn(2, rank, width, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(layers)]
+    b = [torch.randn(2, width, rank, device="cuda", dtype=torch.bfloat16) / 4 for _ in range(layers)]
+    offsets = torch.tensor([0, width], dtype=torch.int32, device="cuda")
+
+    def sglangs(*_: Any, **__: Any) -> torch.Tensor:
+        raise AssertionError("a captured decode batch is ours")
+
+    def through(x: torch.Tensor) -> torch.Tensor:
+        for n in range(layers):
+            product = lora_kernels.product(lambda _, weight, x: x @ weight, None, base[n], x)
+            partial = lora_kernels.shrink(sglangs, x, a[n], info, 1)
+            x = lora_kernels.expand(sglangs, partial, b[n], info, offsets, width, product)
+            x = x / x.float().square().mean(1, keepdim=True).sqrt().bfloat16()
+        return x
+
+    for rows in (24, 80):
+        info = info_of([1] * rows, [0, rank], room=rows // 16 + 2)
+        info.use_cuda_graph, info.max_len = True, 16
+        given = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16)
+        through(given.normal_())
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = through(given)
+        for _ in range(20):
+            given.normal_()
+            graph.replay()
+            torch.testing.assert_close(found, through(given), rtol=0, atol=0)
+
+
 @fact
 def test_a_sum_is_cut_into_parts_of_whole_blocks_that_cover_it() -> None:
     from core.serving.lora_kernels import parts_of
