@@ -130,6 +130,7 @@ class Executor:
         self._steps: deque[_Step] = deque()
         self._tasklets: deque[_Tasklet] = deque()
         self._last: _Tasklet | None = None  # the end of the chain, finished or not
+        self._counted = (0, 0)  # tasklets queued beside and behind steps since `take_counts`
         self._decode_until = 0.0  # when the launched steps, and what holds them, are expected to be over
         self._progressed = 0.0  # when a tasklet was last seen to finish
 
@@ -194,6 +195,7 @@ class Executor:
             beside = self._queue(work, step.layout, plan.beside, step.begin, step.size)
             if beside:
                 step.beside = self._tasklets[-beside].kind
+                self._count(beside=beside)
         if plan.after and beside == (plan.beside if step.layout != WHOLE else 0):
             self._behind = work, plan.after, step.end
             if len(self._steps) == 1 or self._steps[-2].end.query():  # without overlap, or the engine is late
@@ -208,7 +210,16 @@ class Executor:
         # What the step before has behind it is over by then, and no reason to leave this one's slack unused.
         queued = self._queue(work, WHOLE, count, end, NOTHING, queued=0.0)
         self._hold(queued)
+        self._count(behind=queued)
         return queued
+
+    def take_counts(self) -> tuple[int, int]:
+        """How many tasklets were queued beside and behind decode steps since the last call, whoever had them queued."""
+        counted, self._counted = self._counted, (0, 0)
+        return counted
+
+    def _count(self, beside: int = 0, behind: int = 0) -> None:
+        self._counted = self._counted[0] + beside, self._counted[1] + behind
 
     def other_batch(self) -> None:
         """The engine launched something that is no decode step (prefill): the next step counts from its own launch."""

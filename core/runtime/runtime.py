@@ -166,7 +166,6 @@ class Runtime:
         if self._engine.memory is not None:
             self._engine.memory.batch_made()
         if self._engine.queued is not None:
-            self._catch_up(self._engine.queued)
             self._engine.queued.executor.other_batch()
         if self._profiler is not None:
             self._profiler.other_batch()
@@ -186,7 +185,7 @@ class Runtime:
         if self._engine.memory is not None:
             self._engine.memory.batch_made()
         self._load = load
-        self._catch_up(queued)
+        queued.executor.catch_up()  # so that the plan knows of it
         self._step_size = Size(queued.padded(len(load.running)), load.kv_tokens, load.max_kv)
         if self._measures(load):
             return
@@ -202,13 +201,7 @@ class Runtime:
         self._interval.last_plan = plan
         expected = self._predictor.decode_ms(plan.layout, size.padded, size.kv_tokens, size.max_kv)
         work = self if self._job is not None and not plan.pause else None
-        beside, after = self._queued.executor.step_launched(plan, work, expected if isfinite(expected) else 0.0)
-        self._interval.beside += beside
-        self._interval.after += after
-
-    def _catch_up(self, queued: Queued) -> None:
-        """What the plan of the last step put behind it is queued before anything else is."""
-        self._interval.after += queued.executor.catch_up()
+        self._queued.executor.step_launched(plan, work, expected if isfinite(expected) else 0.0)
 
     def launch(self, layout: Layout) -> TaskletKind | None:
         """The executor asks for the job's next tasklet on a layout's finetune stream."""
@@ -280,9 +273,8 @@ class Runtime:
 
     def _pump(self, queued: Queued, now: float) -> bool:
         """Nothing decodes: keep the whole device fed."""
-        self._catch_up(queued)
-        self._collect()
         queued.executor.other_batch()
+        self._collect()
         plan = self._interval.last_plan = self._plan(now)
         if plan.after and self._job is not None:
             queued.executor.idle(plan.after, self)
@@ -549,6 +541,8 @@ class Runtime:
 
     def _report(self, now: float) -> None:
         self._mind_the_clock()
+        if self._engine.queued is not None:
+            self._interval.beside, self._interval.after = self._engine.queued.executor.take_counts()
         load = self._load
         plan = self._interval.last_plan
         pauses, held_s = self._guard.take(now)

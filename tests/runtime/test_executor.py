@@ -162,6 +162,22 @@ def test_whatever_comes_next_finds_them_queued(other: Callable[[Engine], object]
     assert len(e.job.ran) == 2 and e.decode.run(0.0)[0] == 16.0
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda e: e.executor.other_batch(), lambda e: e.executor.idle(3, e.job), lambda e: e.executor.catch_up(),
+        lambda e: e.executor.begin_step(WHOLE, SIZE),
+    ],
+)  # fmt: skip
+def test_what_is_beside_and_behind_steps_is_counted_whoever_has_it_queued(other: Callable[[Engine], object]) -> None:
+    e = engine()
+    step(e, StepPlan(SPLIT, beside=3, after=1))
+    step(e, StepPlan(after=2))
+    other(e)
+    assert e.executor.take_counts() == (3, 3)
+    assert e.executor.take_counts() == (0, 0)
+
+
 def test_an_engine_that_is_late_does_not_keep_the_device_waiting() -> None:
     e = engine()
     step(e, StepPlan())

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from core.finetune.trainer import Trainer
-from core.link.messages import FromEngine, JobUpdate, SetTargets, StartJob, StopJob, Target, ToEngine
+from core.link.messages import FromEngine, JobUpdate, SetTargets, StartJob, StopJob, Target, Telemetry, ToEngine
 from core.link.transport import ControlEnd
 from core.policy.types import WHOLE, TaskletKind
 from core.runtime.executor import Executor
@@ -154,6 +154,25 @@ def test_a_job_runs_to_its_end_behind_the_steps_and_every_gap_holds_the_target(b
     late = [gap for gap in gaps(bench) if gap > 15.0 + 1e-6]
     assert len(late) <= 0.02 * len(bench.steps)
     assert any(gap > DECODE_MS for gap in gaps(bench))
+
+
+def test_every_tasklet_behind_a_step_is_reported_whoever_had_it_queued(bench: Bench) -> None:
+    for _ in range(60):
+        bench.step()
+    bench.start(max_steps=2)
+
+    def turn() -> None:
+        bench.step()
+        bench.executor.other_batch()  # the runtime does not hear of it
+
+    bench.until("succeeded", turn)
+    for _ in range(60):
+        bench.step()
+    bench.receive()
+    reports = [message for message in bench.received if isinstance(message, Telemetry)]
+    launched = sum(report.tasklets for report in reports)
+    assert launched > 0
+    assert sum(report.plan.after * report.decode_steps for report in reports) == pytest.approx(launched)
 
 
 def test_when_nothing_decodes_the_device_is_kept_busy_within_the_bound(bench: Bench) -> None:
