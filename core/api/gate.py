@@ -51,6 +51,8 @@ _AREAS = {
 }
 # These are asked by POST, and nothing is changed by that; where it is a model, the route bounds the body.
 ASKS = ("/v1/chat/completions", "/v1/completions", "/api/jobs/estimate")
+# Nothing is changed by these either, but they take files, and so are for those who may change something there.
+LOOKS = ("/api/uploads/preview",)
 # What the machine is and how it is set up concerns those who run it.
 _PLATFORM = ("/api/settings", "/api/doctor")
 # These take files, whose size the routes bound while they come.
@@ -118,7 +120,7 @@ class Gate:
             return
         shared: MutableMapping[str, Any] = scope.setdefault("state", {})
         shared["principal"], shared["actor"] = principal, None
-        if not changes:
+        if not changes or _is_under(path, *LOOKS):
             await self._app(scope, receive, send)
         else:
             await self._changing(scope, receive, send, state.control, principal, path)
