@@ -14,6 +14,7 @@ from core.errors import Conflict, NotFound, Unavailable
 from core.intake import dataset as intake
 from core.intake import packing, preview, tokenizer
 from core.intake import rows as parquet
+from core.intake.tokenizer import Tokenizer
 from db import changes
 from db import datasets as rows
 from db import jobs as job_rows
@@ -95,9 +96,18 @@ def _require(session: Session, name_or_id: str) -> DatasetRecord:
     return record
 
 
-def look(path: Path, filename: str, columns: dict[str, str] | None, *, partial: bool) -> schemas.DatasetPreview:
-    """How a file would be read, before it is uploaded."""
-    return preview.look(path, filename, columns, partial=partial)
+def look(
+    control: Control, path: Path, filename: str, columns: dict[str, str] | None, *, partial: bool
+) -> schemas.DatasetPreview:
+    """How a file would be read, before it is uploaded, and what of its first rows would be refused."""
+    return preview.look(path, filename, columns, tokenizer=_tokenizer(control), partial=partial)
+
+
+def _tokenizer(control: Control) -> Tokenizer | None:
+    """That of the served model, whose chat template rows are held against; None while there is none to serve."""
+    with control.store.read() as session:
+        model = engines.model_path(session, control.settings)
+    return tokenizer.load(model) if model is not None else None
 
 
 # ---- storing ---------------------------------------------------------------------------------------------------------
@@ -142,9 +152,7 @@ def store(
 
     Raises Invalid (with the validator's report) when it cannot be trained on; nothing is left of it then.
     """
-    with control.store.read() as session:
-        model = engines.model_path(session, control.settings)
-    tokens = tokenizer.load(model) if model is not None else None
+    tokens = _tokenizer(control)
     dataset_id = new_id("ds")
     place = control.dataset_file(dataset_id)
     try:

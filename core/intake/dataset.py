@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from core.api import schemas
 from core.errors import Invalid
-from core.intake import chat, columnar, columns, languages, readers, rows, shapes, source
+from core.intake import chat, checks, columnar, columns, languages, readers, rows, shapes, source
 from core.intake.chat import Encoded
 from core.intake.columns import Columns, ContentHash
 from core.intake.duplicates import Duplicates
@@ -51,7 +51,6 @@ TOKENIZE_BYTES = 256 << 10
 # Rows whose language is told: the first ones, and some of every block.
 LANGUAGE_FIRST = 256
 LANGUAGE_OF_BLOCK = 8
-_OF_THE_MODEL = {"no_chat_template", "no_end_of_turn"}
 
 
 class InvalidDataset(Invalid):
@@ -280,11 +279,10 @@ class _Intake:
     def _encodable(
         self, lines: Sequence[int], numbers: Sequence[int], chats: Chats
     ) -> tuple[Sequence[int], Sequence[int], Chats]:
-        """Without the rows whose text is not Unicode; readers let such bytes through as lone surrogates."""
+        """Without the rows whose text is not Unicode."""
         kept_lines, kept_numbers, good = [], [], []
         for line, number, row in zip(lines, numbers, shapes.rows(chats), strict=True):
-            beside = [text for extra in row.extras or () for text in extra if isinstance(text, str)]
-            fault = readers.encoding_fault("".join((*row.contents, *beside, row.tools or "")))
+            fault = checks.encoding_fault(row)
             if fault is not None:
                 self._fault(fault, line, number)
                 continue
@@ -302,7 +300,7 @@ class _Intake:
             try:
                 encoded += chat.encode_many(tokenizer, [row.messages for row in chosen], [row.tools for row in chosen])
             except Invalid as error:
-                if error.code in _OF_THE_MODEL:
+                if error.code in checks.OF_THE_MODEL:
                     raise
                 for row, line, number in zip(chosen, batch.lines[part], batch.numbers[part], strict=True):
                     encoded.append(self._encoded_alone(row, line, number, tokenizer))
@@ -310,13 +308,11 @@ class _Intake:
         return encoded
 
     def _encoded_alone(self, row: Chat, line: int, number: int, tokenizer: Tokenizer) -> Encoded | None:
-        try:
-            return chat.encode(tokenizer, row.messages, row.tools)
-        except Invalid as error:
-            # The report ends with the remedy.
-            what = error.message.removesuffix(REASONS[error.code].remedy).rstrip(". ")
-            self._fault(Fault(error.code, what), line, number)
+        found = checks.encoded(row, tokenizer)
+        if isinstance(found, Fault):
+            self._fault(found, line, number)
             return None
+        return found
 
     def _remark(self, batch: _Batch) -> None:
         """Count what is worth a warning, and keep what tells duplicates."""

@@ -9,20 +9,27 @@ from typing import Any
 
 from core.api import schemas
 from core.errors import Invalid
-from core.intake import readers, shapes, source
+from core.intake import checks, readers, shapes, source
 from core.intake.findings import REASONS, Fault
 from core.intake.rows import Chat
 from core.intake.shapes import Extra, Row, Shape
+from core.intake.tokenizer import Tokenizer
 
 ROWS = 10
 _EXAMPLE = 120
 
 
 def look(
-    path: Path, filename: str, columns: Mapping[str, str] | None = None, *, partial: bool = False
+    path: Path,
+    filename: str,
+    columns: Mapping[str, str] | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    partial: bool = False,
 ) -> schemas.DatasetPreview:
-    """The file's first rows under the mapping `columns` (role → column). `partial`: it is only the beginning of the
-    file, so what is wrong with its end is left out.
+    """The file's first rows under the mapping `columns` (role → column), and what the upload would refuse of them; with
+    a tokenizer that is also what its chat template does not take. `partial`: it is only the beginning of the file, so
+    what is wrong with its end is left out.
 
     Raises Invalid for content that is not read at all and for a mapping that names what is not there.
     """
@@ -44,7 +51,7 @@ def look(
         dict.fromkeys(name for record in records if isinstance(record, dict) for name in record)
     )
     shape = shapes.detect(names, records, mapping)
-    shown, faults = _converted(shape, numbered, found.place)
+    shown, faults = _converted(shape, numbered, found.place, tokenizer)
     return schemas.DatasetPreview(
         container=found.name,
         format=shape.name if shape is not None else None,
@@ -57,24 +64,38 @@ def look(
 
 
 def _converted(
-    shape: Shape | None, numbered: Sequence[tuple[int, Any]], place: Callable[[int, int | None], str]
+    shape: Shape | None,
+    numbered: Sequence[tuple[int, Any]],
+    place: Callable[[int, int | None], str],
+    tokenizer: Tokenizer | None,
 ) -> tuple[list[schemas.DatasetRow], list[str]]:
-    good: list[Row] = []
+    good: list[Chat] = []
     faults: list[str] = []
     for number, (line, record) in enumerate(numbered, 1):
         row = record if isinstance(record, Fault) or shape is None else shape.convert(record)
         fault = row if isinstance(row, Fault) else None
         if isinstance(row, Row):
-            good.append(row)
-            fault = readers.encoding_fault("".join(row.contents))
+            good.append(_chat(row))
+            fault = checks.encoding_fault(row)
+            if fault is None and tokenizer is not None:
+                try:
+                    fault = _refused(good[-1], tokenizer)
+                except Invalid as error:  # whatever the row; another column may do, so the file is shown all the same
+                    faults.append(error.message)
+                    tokenizer = None
         if fault is not None:
             faults.append(f"{place(line, number)}: {fault.what}. {REASONS[fault.code].remedy}")
     return [
         schemas.DatasetRow(
             index=index, messages=[schemas.DatasetMessage(**message) for message in chat.messages], tools=chat.tools
         )
-        for index, chat in enumerate(map(_chat, good))
+        for index, chat in enumerate(good)
     ], faults
+
+
+def _refused(row: Chat, tokenizer: Tokenizer) -> Fault | None:
+    found = checks.encoded(row, tokenizer)
+    return found if isinstance(found, Fault) else None
 
 
 def _chat(row: Row) -> Chat:

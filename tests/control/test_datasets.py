@@ -12,6 +12,7 @@ from core.control import datasets, jobs
 from core.control.context import Control
 from core.errors import Conflict, Invalid, NotFound, Unavailable
 from tests.control import files
+from tests.machine import ROOT
 
 Submit = Callable[..., schemas.Job]
 
@@ -49,6 +50,16 @@ def test_the_same_rows_make_no_new_version_whatever_the_file(
     assert len(list((control.data_dir / "datasets").iterdir())) == 1
     again(control, tmp_path, True)
     assert datasets.store(control, path, "other.jsonl", "1" * 64, "rivers", None, True)[0].version == 1
+
+
+def test_a_look_holds_rows_against_the_template_of_the_model_that_will_take_them(
+    control: Control, small_tokenizer: Path
+) -> None:
+    tools = ROOT / "sample_data" / "odd" / "tools_openai.jsonl"
+    assert datasets.look(control, tools, tools.name, None, partial=False).faults == []
+    control.settings.engine.model = small_tokenizer
+    faults = datasets.look(control, tools, tools.name, None, partial=False).faults
+    assert len(faults) == 2 and all("does not write calls of tools" in fault for fault in faults)
 
 
 def test_rows_of_another_models_tokens_are_a_version(

@@ -554,6 +554,15 @@ def test_a_model_without_template_is_told_once_and_not_per_row(inbox: Inbox, tmp
     assert inbox.refused(jsonl(pair(), pair()), tokenizer=base).code == "no_chat_template"
 
 
+def test_what_is_wrong_with_the_model_is_told_as_such_beside_a_row_that_is_refused(
+    inbox: Inbox, tmp_path: Path
+) -> None:
+    endless = tokenizer.load(models.write(tmp_path / "endless", models.UNCLOSED, eos=None))
+    tools = (SAMPLES / "odd" / "tools_openai.jsonl").read_text()
+    said = {"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}
+    assert inbox.refused(tools + jsonl({"messages": said}), tokenizer=endless).code == "no_end_of_turn"
+
+
 def test_an_earlier_file_at_the_destination_survives_a_refusal(inbox: Inbox) -> None:
     inbox.take(jsonl(pair()))
     before = inbox.stored.read_bytes()

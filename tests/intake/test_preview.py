@@ -8,7 +8,11 @@ import pytest
 
 from core.api import schemas
 from core.errors import Invalid
-from core.intake import preview
+from core.intake import preview, tokenizer
+from core.intake.dataset import InvalidDataset, ingest
+from core.intake.findings import REASONS
+from tests.intake import models
+from tests.machine import ROOT
 
 
 def look(tmp_path: Path, content: str | bytes, name: str = "a.jsonl", **options: Any) -> schemas.DatasetPreview:
@@ -67,6 +71,44 @@ def test_what_the_upload_refuses_is_told_before_it(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="no rows to train on"):
         look(tmp_path, "question,answer\n", "a.csv")
     assert look(tmp_path, "question,answer\n", "a.csv", partial=True).faults == []
+
+
+TOOLS = (ROOT / "sample_data" / "odd" / "tools_openai.jsonl").read_text()
+SYSTEM = '{"prompt": "Who?", "completion": "I.", "system": "Be brief."}\n'
+PAIR = '{"prompt": "Who?", "completion": "I."}\n'
+HALF = json.dumps({"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
+                   "tools": [{"name": "f\ud800"}]}) + "\n"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "code"),
+    [
+        (models.CHATML, TOOLS, "tools"), (models.MODEL_TURNS, PAIR + SYSTEM, "chat_template"),
+        (models.FORCED_REASONING, PAIR, "chat_template"), (models.TOOLS, HALF, "not_utf8"),
+    ],
+)  # fmt: skip
+def test_what_the_chat_template_does_not_take_is_told_as_the_upload_tells_it(
+    tmp_path: Path, template: str, content: str, code: str
+) -> None:
+    tok = tokenizer.load(models.write(tmp_path / "model", template))
+    found = look(tmp_path, content, tokenizer=tok)
+    with pytest.raises(InvalidDataset) as refused:
+        ingest(tmp_path / "a.jsonl", tmp_path / "a.parquet", filename="a.jsonl", tokenizer=tok)
+    assert refused.value.report is not None
+    (finding,) = refused.value.report.findings
+    assert finding.code == code
+    assert found.faults == [f"{example}. {REASONS[code].remedy}" for example in finding.examples]
+    assert len(found.rows) == content.count("\n"), "they are shown all the same"
+    good = tokenizer.load(models.write(tmp_path / "good", models.TOOLS))
+    assert code == "not_utf8" or look(tmp_path, content, tokenizer=good).faults == []
+
+
+def test_what_is_wrong_with_the_model_is_told_once_and_plain_text_can_still_be_chosen(tmp_path: Path) -> None:
+    tok = tokenizer.load(models.write(tmp_path / "base", None))
+    found = look(tmp_path, PAIR * 3, tokenizer=tok)
+    (fault,) = found.faults
+    assert "has no chat template" in fault and len(found.columns) == 2
+    assert look(tmp_path, PAIR * 3, tokenizer=tok, columns={"text": "completion"}).faults == []
 
 
 def test_of_a_beginning_the_row_that_is_cut_is_left_out(tmp_path: Path) -> None:

@@ -107,10 +107,10 @@ async def preview(
     columns: Columns = None,
     partial: Annotated[bool, Query(description="what is sent is only the beginning of the file")] = False,
 ) -> schemas.DatasetPreview:
-    """How its columns would be read, its first rows, and what is wrong with them; nothing is stored."""
+    """How its columns would be read, its first rows, and what an upload would refuse of them; nothing is stored."""
     mapping = _columns(columns)
     async with upload.received(request, control) as file:
-        return await run_in_threadpool(datasets.look, file.path, file.filename, mapping, partial=partial)
+        return await run_in_threadpool(datasets.look, control, file.path, file.filename, mapping, partial=partial)
 
 
 def _columns(text: str | None) -> dict[str, str] | None:
