@@ -39,7 +39,7 @@ from core.errors import Conflict, HarliError, NotFound, Unavailable
 from core.serving import model_folder
 
 Name = Literal["api", "engine", "console", "demo"]
-Ready = Callable[[httpx.Client], bool]
+Ready = Callable[[httpx.Client, int], bool]
 
 STOP_ORDER: tuple[Name, ...] = ("demo", "engine", "api", "console")
 _TICK_S = 0.2
@@ -62,8 +62,9 @@ class Spec:
     """A part to run.
 
     `prepare` runs to its end before the first start; lines ``FRACTION<tab>STEP`` that it prints are its progress.
-    `ready` is asked while the part starts. `after` names parts that must be ready before this one starts. `port` is
-    (setting, number). An `essential` part that ends before it was ever ready ends the start of the whole group.
+    `ready` is asked while the part starts, with the id of the process that runs now. `after` names parts that must be
+    ready before this one starts. `port` is (setting, number). An `essential` part that ends before it was ever ready
+    ends the start of the whole group.
     """
 
     name: Name
@@ -105,14 +106,16 @@ def specs(settings: Settings, *, demo: bool, console: bool) -> list[Spec]:
         Spec(
             name="api",
             command=(*python, "core.api"),
-            ready=lambda http: _answers(http, f"{api}/api/health"),
+            ready=lambda http, _process: _answers(http, f"{api}/api/health"),
             url=api,
             port=("HARLI_API_PORT", settings.api_port),
         ),
         Spec(
             name="engine",
             command=(*python, "core.serving"),
-            ready=lambda http: _answers(http, f"{engine}/health") and _engine_reported(http, api, settings.token_file),
+            ready=lambda http, process: (
+                _answers(http, f"{engine}/health") and _engine_reported(http, api, settings.token_file, process)
+            ),
             prepare=(*python, "core.serving.model_folder") if model_folder.location(settings) is None else None,
             url=f"{engine}/v1",
             port=("HARLI_ENGINE_PORT", settings.engine_port),
@@ -125,7 +128,7 @@ def specs(settings: Settings, *, demo: bool, console: bool) -> list[Spec]:
             Spec(
                 name="console",
                 command=(*python, "streamlit", "run", str(_console_file()), *_console_options(settings)),
-                ready=lambda http: _answers(http, f"{settings.console_url}/_stcore/health"),
+                ready=lambda http, _process: _answers(http, f"{settings.console_url}/_stcore/health"),
                 url=settings.console_url,
                 port=("HARLI_CONSOLE_PORT", settings.console_port),
                 after=("api",),
@@ -136,7 +139,7 @@ def specs(settings: Settings, *, demo: bool, console: bool) -> list[Spec]:
             Spec(
                 name="demo",
                 command=(*python, "core.demo"),
-                ready=lambda _http: True,
+                ready=lambda _http, _process: True,
                 after=("api", "engine"),
                 essential=False,
             )
@@ -163,12 +166,16 @@ def _answers(http: httpx.Client, url: str) -> bool:
         return False
 
 
-def _engine_reported(http: httpx.Client, api_url: str, token_file: Path) -> bool:
-    """Whether the API knows the engine as ready: the link between them is up."""
+def _engine_reported(http: httpx.Client, api_url: str, token_file: Path, group: int) -> bool:
+    """Whether the API knows the engine of the process group as ready: the link between them is up. For a while it may
+    know the one before, which has died, as that."""
     try:
         answer = http.get(f"{api_url}/api/engine", auth=Bearer(api_url, token_file))
-        return answer.status_code == httpx.codes.OK and answer.json().get("state") == "ready"
-    except (httpx.HTTPError, ValueError):
+        if answer.status_code != httpx.codes.OK:
+            return False
+        engine = answer.json()
+        return engine["state"] == "ready" and os.getpgid(engine["pid"]) == group
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, ProcessLookupError):
         return False
 
 
@@ -346,11 +353,12 @@ class Supervisor:
             running.part = running.part.model_copy(update={"message": progress[2]})
             self._save()
         self._display.starting(running.part, float(progress[1]) if progress else None)
-        if not running.preparing and spec.ready(self._http):
+        assert running.process is not None
+        if not running.preparing and spec.ready(self._http, running.process.pid):
             running.was_ready = True
             running.since = time.monotonic()
             self._change(running, "ready")
-        elif now - running.since > spec.start_timeout_s and running.process is not None:
+        elif now - running.since > spec.start_timeout_s:
             os.killpg(running.process.pid, signal.SIGKILL)
             running.process.wait()
             self._failed(running, f"was not ready within {spec.start_timeout_s:.0f} s")

@@ -10,16 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
 from core.config import EngineSettings, Settings
+from core.control import dispatcher
 from core.errors import Conflict, HarliError, Invalid
 from core.supervise import Spec, check_ports, hold, specs
+from tests.api.serving import plain, served
+from tests.control.peer import AdapterServer, EnginePeer
 from tests.stack import lives, until
 
 # Builds parts from JSON and runs them as `harli up` does.
@@ -35,7 +40,7 @@ data_dir = Path(sys.argv[1])
 parts = []
 for part in json.loads(sys.argv[2]):
     flag = part.pop("flag")
-    parts.append(Spec(ready=lambda http, flag=flag: Path(flag).exists(), **part))
+    parts.append(Spec(ready=lambda http, process, flag=flag: Path(flag).exists(), **part))
 try:
     with hold(data_dir):
         Supervisor(data_dir, parts, Display(Settings(data_dir=data_dir))).run()
@@ -303,8 +308,8 @@ def test_taken_ports_are_named_with_holder_and_setting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
         ports = [one.getsockname()[1], two.getsockname()[1]]
         parts = [
-            Spec("api", (), ready=lambda _http: True, port=("HARLI_API_PORT", ports[0])),
-            Spec("engine", (), ready=lambda _http: True, port=("HARLI_ENGINE_PORT", ports[1])),
+            Spec("api", (), ready=lambda _http, _process: True, port=("HARLI_API_PORT", ports[0])),
+            Spec("engine", (), ready=lambda _http, _process: True, port=("HARLI_ENGINE_PORT", ports[1])),
         ]
         with pytest.raises(Conflict) as caught:
             check_ports("127.0.0.1", parts)
@@ -323,6 +328,43 @@ def test_the_parts_of_harli(tmp_path: Path) -> None:
     engine = specs(settings, demo=False, console=False)[1]
     assert engine.prepare is not None, "the bundled model has yet to be converted"
     assert engine.grace_s >= 30, "time for a checkpoint"
+
+
+def test_an_engine_is_ready_by_its_own_report_and_not_by_that_of_one_that_has_died(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "SILENCE_S", 600.0)  # the API has yet to miss the one that died
+    # An engine's report is of its scheduler, a child of the process that the supervisor started.
+    command = ["sh", "-c", "sleep 600 & echo $!; wait"]
+    first, second = (subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) for _ in range(2))
+    with (
+        closing(AdapterServer()) as http_server,
+        served(data_dir, engine_port=int(http_server.url.rpartition(":")[2])) as settings,
+        plain(settings) as api,
+        httpx.Client(trust_env=False) as http,
+    ):
+        assert settings.link_url is not None
+        (engine,) = (spec for spec in specs(settings, demo=False, console=False) if spec.name == "engine")
+        peers = []
+        try:
+            for process, others in ((first, [second]), (second, [first])):
+                assert process.stdout is not None
+                scheduler = int(process.stdout.readline())
+                assert not engine.ready(http, process.pid), "it has not reported yet"
+                peers.append(EnginePeer(settings.link_url, f"engine-{len(peers)}"))
+                peers[-1].hello(pid=scheduler)
+                until(lambda process=process: engine.ready(http, process.pid))
+                assert not any(engine.ready(http, other.pid) for other in others)
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                assert api.get("/api/engine").json()["state"] == "ready"
+        finally:
+            for peer in peers:
+                peer.close()
+            for process in (first, second):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
 
 
 def test_a_wrong_model_folder_is_refused_before_anything_starts(tmp_path: Path) -> None:

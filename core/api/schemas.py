@@ -479,6 +479,7 @@ class Engine(BaseModel):
 
     state: Literal["absent", "ready", "lost"]
     id: str | None = None
+    pid: int | None = Field(None, description="of its scheduler's process, on its machine")
     http_url: str | None = None
     model: str | None = None
     model_path: str | None = None
