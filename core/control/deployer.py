@@ -92,7 +92,7 @@ class Deployer:
             logger.info("engine %s serves adapter %s", engine_id, named)
         else:
             # Deleted while it was loaded: nothing in the store says any more that the engine has it.
-            http.post("/unload_lora_adapter", json={"lora_name": record.address}, timeout=UNLOAD_TIMEOUT_S)
+            self._unload(http, engine_id, record)
 
     def _version(self, record: Record, version: int) -> tuple[AdapterVersionRecord | None, schemas.ErrorDetail | None]:
         """The version, None once it is deleted; and why the engine, which may serve another model than the one before,
@@ -103,6 +103,7 @@ class Deployer:
         return row, schemas.ErrorDetail(code=why.code, message=why.message, param=why.param) if why else None
 
     def _unload(self, http: httpx.Client, engine_id: str, old: Record) -> None:
+        """Have the engine let go of what it serves under the name, which the store may not have any more."""
         address = old.address
         try:
             answer = http.post("/unload_lora_adapter", json={"lora_name": address}, timeout=UNLOAD_TIMEOUT_S)
@@ -113,16 +114,19 @@ class Deployer:
                 record = rows.again(session, old)
                 if record is not None:
                     record.error = schemas.ErrorDetail(code="unload_waits", message=message).model_dump()
-                    changes.add(session, "adapters", "unloading", old.name, tenant=record.tenant, message=message)
+                changes.add(session, "adapters", "unloading", old.name, tenant=(record or old).tenant, message=message)
             return
         absent = any(words in answer.text for words in _ABSENT)
         if not answer.is_error or absent:
             self._note(engine_id, old, None, None)
             return
+        refusal = self._refusal("unload", address, answer)
+        logger.warning("engine %s: %s", engine_id, refusal.message)
         with self._write() as session:
             record = rows.again(session, old)
-            if record is not None:
-                self._fail(session, record, self._refusal("unload", address, answer))
+            # What is wanted under the name by now takes the place of what is there, unloaded or not.
+            if record is not None and record.wanted_version is None:
+                self._fail(session, record, refusal)
 
     def _note(
         self,

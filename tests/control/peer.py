@@ -104,7 +104,8 @@ class EnginePeer:
 class AdapterServer:
     """The engine's two adapter routes. Loading waits while `held` is set. Under a name that is taken it exchanges the
     two: `loaded` has the new one, and the old one is `draining` while `in_use` is set; that is also as long as
-    unloading waits. Asked in a chat, an adapter says from which folder it was loaded."""
+    unloading waits. `refuse` and `refuse_unload` say why it does not. Asked in a chat, an adapter says from which
+    folder it was loaded."""
 
     def __init__(self) -> None:
         self.loaded: dict[str, str] = {}
@@ -113,6 +114,7 @@ class AdapterServer:
         self.in_use = threading.Event()
         self.held = threading.Event()
         self.refuse: str | None = None
+        self.refuse_unload: str | None = None
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -160,8 +162,9 @@ class AdapterServer:
                 threading.Thread(target=self._drain, args=(self.loaded[name],), daemon=True).start()
             self.loaded[name] = body["lora_path"]
             return 200, {"success": True}
-        if name not in self.loaded:
-            return 400, {"success": False, "error_message": f"LoRA with name {name} does not exist."}
+        refused = self.refuse_unload if name in self.loaded else f"LoRA with name {name} does not exist."
+        if refused is not None:
+            return 400, {"success": False, "error_message": refused}
         while self.in_use.is_set():
             time.sleep(0.02)
         self.loaded.pop(name, None)

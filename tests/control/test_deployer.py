@@ -11,6 +11,7 @@ from core.api import schemas
 from core.control import adapters, deployer, owner
 from core.control.context import Control
 from core.errors import Invalid, NotFound
+from db import changes
 from tests.control import files
 from tests.control.peer import AdapterServer, EnginePeer
 from tests.stack import until
@@ -128,6 +129,18 @@ def test_a_refusal_is_kept_and_tried_again_only_when_asked(
     assert reaches(control, "captain", "deployed", 1).error is None
 
 
+def test_what_the_engine_does_not_unload_is_told(
+    control: Control, served: AdapterServer, captain: schemas.Adapter
+) -> None:
+    adapters.deploy(control, "captain", None)
+    reaches(control, "captain", "deployed", 1)
+    served.refuse_unload = "it is pinned"
+    adapters.undeploy(control, "captain")
+    failed = reaches(control, "captain", "failed", 1)
+    assert failed.error is not None
+    assert (failed.error.code, "captain: it is pinned" in failed.error.message) == ("unload_refused", True)
+
+
 def test_a_fresh_engine_gets_what_is_wanted(
     control: Control, connect: Connect, served: AdapterServer, captain: schemas.Adapter
 ) -> None:
@@ -188,9 +201,31 @@ def test_what_is_deleted_while_it_is_loaded_does_not_stay_in_the_engine(
     until(lambda: served.loaded == {}, what="the engine to let go")
 
 
-def test_a_name_that_is_taken_up_again_while_it_is_loaded_does_not_serve_what_had_it_before(
-    control: Control, served: AdapterServer, captain: schemas.Adapter, tmp_path: Path
+def test_requests_of_what_is_deleted_while_it_is_loaded_are_said_and_waited_for(
+    control: Control, served: AdapterServer, captain: schemas.Adapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def said() -> list[str]:
+        with control.store.read() as session:
+            unloading = [change for change in changes.after(session, 0, 1000) if change.kind == "unloading"]
+            return [change.data["message"] for change in unloading if change.ref == "captain"]
+
+    monkeypatch.setattr(deployer, "UNLOAD_TIMEOUT_S", 0.3)
+    served.held.set()
+    adapters.deploy(control, "captain", None)
+    until(lambda: served.calls, what="the engine to begin")
+    adapters.delete(control, "captain", None)
+    served.in_use.set()
+    served.held.clear()
+    assert "requests have used adapter captain for 0.3 s" in until(said)[0]
+    served.in_use.clear()
+    until(lambda: served.loaded == {}, what="the engine to let go")
+
+
+@pytest.mark.parametrize("refuse_unload", [None, "it is pinned"])
+def test_a_name_that_is_taken_up_again_while_it_is_loaded_does_not_serve_what_had_it_before(
+    control: Control, served: AdapterServer, captain: schemas.Adapter, tmp_path: Path, refuse_unload: str | None
+) -> None:
+    served.refuse_unload = refuse_unload
     served.held.set()
     adapters.deploy(control, "captain", None)
     until(lambda: served.calls, what="the engine to begin")
