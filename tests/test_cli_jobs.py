@@ -10,6 +10,7 @@ import pytest
 from typer.testing import Result
 
 from core.cli_jobs import _changes
+from tests.clock import far_off
 from tests.test_cli import Harli, dataset, harli, rows  # noqa: F401
 
 
@@ -73,7 +74,7 @@ def test_one_job_cannot_be_compared(harli: Harli) -> None:  # noqa: F811
 
 
 def test_a_schedule_is_made_run_and_deleted(harli: Harli, dataset: str) -> None:  # noqa: F811
-    command = ("schedules", "create", "nightly", "--cron", "0 2 * * *", "--dataset", dataset, "--adapter", dataset)
+    command = ("schedules", "create", "nightly", "--cron", far_off(), "--dataset", dataset, "--adapter", dataset)
     made = shown(harli(*command, "--continued", "--set", "preset=quick", "--json"))
     assert made["continued"] and made["next_run_at"]
     ran = harli("schedules", "run", made["id"])

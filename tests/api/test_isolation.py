@@ -20,6 +20,7 @@ from db.engines import EngineRecord
 from db.store import Store
 from tests.api.inside import Inside, inside, operations
 from tests.api.test_events import listening
+from tests.clock import far_off
 from tests.control import files
 from tests.stack import until
 
@@ -63,7 +64,7 @@ def owned(place: Inside, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     upload = {"file": ("adapter.zip", _zip(files.adapter(folder / "adapter")))}
     good(place.ann.post("/api/adapters", params={"name": f"{MARK}-bot"}, files=upload))
     job = good(place.ann.post("/api/jobs", json={**JOB, "name": f"{MARK} job"}, headers={"Idempotency-Key": "press"}))
-    schedule = {"name": f"{MARK}-nightly", "cron": "0 3 * * *", "job": {**JOB, "adapter_name": f"{MARK}-cron"}}
+    schedule = {"name": f"{MARK}-nightly", "cron": far_off(), "job": {**JOB, "adapter_name": f"{MARK}-cron"}}
     scheduled = good(place.ann.post("/api/schedules", json=schedule))
     webhook = good(place.ann.post("/api/webhooks", json={"url": f"https://{MARK}.example/hook"}))
     sent = good(place.ann.post(f"/api/webhooks/{webhook['id']}/test"))

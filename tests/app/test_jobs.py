@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 from core.api.schemas import Dataset, Job
 from tests.app.browser import NewPage, choose, follow, shoot, tile, visit
 from tests.app.conftest import Backstage
+from tests.clock import far_off
 from tests.stack import until
 
 pytestmark = pytest.mark.browser
@@ -226,6 +227,7 @@ def test_jobs_are_compared_and_schedules_and_webhooks_are_made(
     page.get_by_label("Name", exact=True).fill("nightly")
     choose(page, "Data set", "many-rows")
     page.get_by_label("Adapter name").fill("nightly-adapter")
+    page.get_by_role("textbox", name="Cron").fill(far_off())
     page.get_by_role("button", name="Create schedule").click()
     expect(page.get_by_text("many-rows → nightly-adapter")).to_be_visible()
     (schedule,) = quiet.client.schedules().items

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, tzinfo
 
 import pytest
 
+from app.ui import text
 from app.ui.text import counted, ms, number, percent, plain, size, span, when
 
 
@@ -45,7 +46,12 @@ def test_markdown_of_others_stays_text() -> None:
     assert plain("*a* [b](c) $x$ <br> `d` :red[e]") == (r"\*a\* \[b\]\(c\) \$x\$ \<br\> \`d\` \:red\[e\]")
 
 
-def test_the_date_is_left_out_today() -> None:
-    now = datetime.now(UTC)
-    assert when(now) == now.strftime("%H:%M:%S")
-    assert when(now - timedelta(days=3)).startswith((now - timedelta(days=3)).strftime("%Y-%m-%d "))
+def test_the_date_is_left_out_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime(2026, 12, 2, 0, 0, 5, tzinfo=tz)
+
+    monkeypatch.setattr(text, "datetime", Clock)
+    assert when(datetime(2026, 12, 2, 0, 0, 4, tzinfo=UTC)) == "00:00:04"
+    assert when(datetime(2026, 12, 1, 23, 59, 59, tzinfo=UTC)) == "2026-12-01 23:59:59"

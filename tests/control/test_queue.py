@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -150,13 +149,36 @@ def test_a_tenant_gives_its_jobs_no_priority_beyond_its_quota(control: Control, 
     assert submit("ours", priority=100).priority == 100
 
 
+@pytest.fixture
+def noon(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The day whose tokens count stays the same one: seconds since the epoch at its noon."""
+    moment = datetime(2026, 3, 10, 12, tzinfo=UTC)
+    monkeypatch.setattr(quotas, "now", lambda: moment)
+    return moment.timestamp()
+
+
+def test_tokens_of_another_day_do_not_count(control: Control, submit: Submit, noon: float) -> None:
+    job = submit()
+    limit(control, finetune_tokens_day=1000)
+    for day, tokens in ((-1, 5000), (0, 5200)):
+        with control.store.write() as session:
+            record = rows.watched(session, job.id)
+            assert record is not None
+            update = JobUpdate(
+                engine_id="e", job_id=job.id, token=1, time=noon + day * 86400, kind="metric", step=1, tokens=tokens
+            )
+            progress.measured(session, record, [update])
+    assert quotas.get(control, "default").tokens_today == 200
+    assert "used up" not in (jobs.get(control, job.id).waiting_reason or "")
+
+
 def test_a_job_stands_back_when_its_tenants_tokens_are_used_up_and_goes_on_by_itself(
-    control: Control, engine: EnginePeer, running: tuple[schemas.Job, StartJob], submit: Submit
+    control: Control, engine: EnginePeer, running: tuple[schemas.Job, StartJob], submit: Submit, noon: float
 ) -> None:
     job, start = running
     limit(control, finetune_tokens_day=1000)
-    engine.update(job.id, start.token, "metric", step=1, loss=2.0, tokens=600)
-    engine.update(job.id, start.token, "metric", step=2, loss=2.0, tokens=1200)
+    engine.update(job.id, start.token, "metric", step=1, loss=2.0, tokens=600, time=noon)
+    engine.update(job.id, start.token, "metric", step=2, loss=2.0, tokens=1200, time=noon)
     engine.expect(PauseJob)
     engine.update(job.id, start.token, "paused", step=2)
     held = reaches(control, job.id, "paused")
@@ -171,12 +193,12 @@ def test_a_job_stands_back_when_its_tenants_tokens_are_used_up_and_goes_on_by_it
     assert engine.expect(StartJob).spec.job_id == job.id
 
 
-def test_steps_that_are_done_again_count_once(control: Control, submit: Submit) -> None:
+def test_steps_that_are_done_again_count_once(control: Control, submit: Submit, noon: float) -> None:
     job = submit()
     done = iter((100, 300, 150, 300, 350))
     for together in (2, 1, 2):
         updates = [
-            JobUpdate(engine_id="e", job_id=job.id, token=1, time=time.time(), kind="metric", step=1, tokens=next(done))
+            JobUpdate(engine_id="e", job_id=job.id, token=1, time=noon, kind="metric", step=1, tokens=next(done))
             for _ in range(together)
         ]
         with control.store.write() as session:
