@@ -2,8 +2,9 @@
 
 For each layout the plan weighs three ways to fill the time that the target leaves: keep the finetune part busy step
 after step; or put on it what ends with the decode step and go on with the whole device until the slack is used up; or
-one tasklet more than that, the whole device waiting for it. What each trains per ms decides. The layout ``whole`` has
-only the slack behind the step, so time slices and partitions are both among the choices and neither is ever better.
+one tasklet more than that, the whole device waiting for it. What each trains per ms decides: a tasklet that has to end
+in time counts with its bound, and is worth its mean. The layout ``whole`` has only the slack behind the step, so time
+slices and partitions are both among the choices and neither is ever better.
 
 All layouts are compared every `hold` steps, or when the present one no longer holds the target; in between the best
 `few` are, every `look` steps. Where a part still works, leaving it means to wait for it, so another layout has to train
@@ -69,8 +70,8 @@ class _Way(NamedTuple):
     """A way to fill step after step in a layout: trained per ms (times the share of the time in which there is memory
     for it), layout, bound of the decode step, ms until the tasklets beside it end, ms that those after it get (0: the
     finetune part is kept busy into the next step instead), whether what is queued leaves no time for it in this step,
-    the ms that the next gap may take, the bound of the next tasklet on the finetune part, and the ms next to decode of
-    what still runs there, of which without decode it would take the share `pace`."""
+    the ms that the next gap may take, bound and mean of the next tasklet on the finetune part, and the bound next to
+    decode of what still runs there, of which without decode it would take the share `pace`."""
 
     rate: float
     layout: Layout
@@ -80,20 +81,22 @@ class _Way(NamedTuple):
     later: bool
     slack_ms: float
     tasklet_ms: float
+    mean_ms: float
     left_ms: float
     pace: float
 
 
 class _Question(NamedTuple):
-    """What is the same for all layouts of a step: state and predictor, the next tasklet's kind and its ms on the whole
-    device, the longest that the gap may be, the shortest that a target gives to one, the longest for which memory is
-    roomy enough and what of that tasklets behind a step may use, a step's ms without finetuning, and the part of the
-    slack that a time slice may use."""
+    """What is the same for all layouts of a step: state and predictor, the next tasklet's kind, its bound and mean on
+    the whole device, the longest that the gap may be, the shortest that a target gives to one, the longest for which
+    memory is roomy enough and what of that tasklets behind a step may use, a step's ms without finetuning, and the part
+    of the slack that a time slice may use."""
 
     state: StepState
     predictor: Predictor
     kind: TaskletKind
     unit_ms: float
+    mean_ms: float
     limit_ms: float
     share_ms: float
     roomy_ms: float
@@ -162,8 +165,8 @@ def _question(state: StepState, predictor: Predictor, job: JobView, crowding: Cr
         if alone < slack:
             limit = alone + part * (slack - alone)
             part = min(part, max(0.0, frugal - alone) / (slack - alone))
-    unit = predictor.tasklet_ms(WHOLE, kind)
-    return _Question(state, predictor, kind, unit, limit, share, roomy, frugal, alone, part)
+    unit, mean = predictor.tasklet_ms(WHOLE, kind), predictor.tasklet_mean_ms(WHOLE, kind)
+    return _Question(state, predictor, kind, unit, mean, limit, share, roomy, frugal, alone, part)
 
 
 def _best(
@@ -195,9 +198,9 @@ def _best(
 
 def _way(
     question: _Question, layout: Layout
-) -> tuple[float, Layout, float, float, float, bool, float, float, float, float] | None:
+) -> tuple[float, Layout, float, float, float, bool, float, float, float, float, float] | None:
     """The fields of the best `_Way` in one layout, None when its step does not hold the target or nothing fits."""
-    state, predictor, kind, unit, limit, share, roomy, frugal, alone, _ = question
+    state, predictor, kind, unit, mean, limit, share, roomy, frugal, alone, _ = question
     whole = layout == WHOLE
     decode = predictor.decode_upper_ms(layout, state.padded, state.kv_tokens, None if whole else kind, state.max_kv)
     if decode > limit or decode == inf:
@@ -208,14 +211,16 @@ def _way(
     if frugal < slack:
         slack = max(frugal, decode)
     if whole:
-        after = (slack - decode) // unit * unit if slack < inf else unit
-        if after <= 0:
+        fitting = (slack - decode) // unit if slack < inf else 1.0
+        if fitting <= 0:
             return None
-        return after / (decode + after), layout, decode, decode, after, later, slack, unit, 0.0, 1.0
+        trained = fitting * mean
+        return trained / (decode + trained), layout, decode, decode, fitting * unit, later, slack, unit, mean, 0.0, 1.0
     tasklet = predictor.tasklet_ms(layout, kind, state.padded, state.kv_tokens)
     if tasklet == inf:
         return None
-    rate, end_ms, after_ms = unit / tasklet, decode, 0.0
+    own = predictor.tasklet_mean_ms(layout, kind, state.padded, state.kv_tokens)
+    rate, end_ms, after_ms = mean / own, decode, 0.0
     if decode > roomy:
         rate *= share_with_memory(decode, roomy, alone)
     left, pace = 0.0, 1.0
@@ -224,24 +229,27 @@ def _way(
         left = state.beside_ms / pace
     count = (decode - left) // tasklet
     if count > 0:  # what ends with the decode step
-        after = (slack - decode) // unit * unit if slack < inf else unit
-        trained = (count * unit + after) / (decode + after)
-        if after > 0 and trained > rate * _WORTH_A_LONGER_GAP:
-            rate, after_ms = trained, after
+        fitting = (slack - decode) // unit if slack < inf else 1.0
+        trained = (count + fitting) * mean / (decode + fitting * mean)
+        if fitting > 0 and trained > rate * _WORTH_A_LONGER_GAP:
+            rate, after_ms = trained, fitting * unit
     end = decode + pace * (left + (count + 1) * tasklet - decode)  # one more, which the whole device waits for
     if decode < end < slack - unit:
-        after = (slack - end) // unit * unit if slack < inf else unit
-        trained = ((count + 1) * unit + after) / (end + after)
+        fitting = (slack - end) // unit if slack < inf else 1.0
+        trained = (count + 1 + fitting) * mean / (end + fitting * mean)
         if trained > rate * _WORTH_A_LONGER_GAP:
-            rate, end_ms, after_ms = trained, end, after
-    return rate, layout, decode, end_ms, after_ms, later, slack, tasklet, left, pace
+            rate, end_ms, after_ms = trained, end, fitting * unit
+    return rate, layout, decode, end_ms, after_ms, later, slack, tasklet, own, left, pace
 
 
 def _fill(state: StepState, predictor: Predictor, job: JobView, way: _Way) -> StepPlan:
     """The plan of a way: its times filled with the job's next tasklets."""
     layout, left = way.layout, way.left_ms
     if not way.after_ms:
-        room = way.decode_ms - left
+        slower = (
+            way.tasklet_ms / way.mean_ms
+        )  # the part is not to run dry, so what is there ends when it does on average
+        room = slower * way.decode_ms - left
         count = max(0, ceil(room / way.tasklet_ms))
         if job.tasklets[:count].count(job.tasklets[0]) < count:
             count, _ = fit_beside(state, predictor, job, layout, room, cover=True)

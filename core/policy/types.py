@@ -120,6 +120,9 @@ class Predictor(Protocol):
         """Upper bound of one tasklet on the layout's finetune part (the whole device for ``whole``), beside a decode
         step of that size or alone (0)."""
 
+    def tasklet_mean_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
+        """What such a tasklet takes on average: for what it is worth, not for what has to end in time."""
+
     def observe_step(
         self,
         layout: Layout,

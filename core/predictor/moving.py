@@ -96,6 +96,11 @@ class MovingPredictor:
         seen = [c.upper for (at, _), c in self._tasklets.items() if at == layout]
         return _UNSEEN * max(seen) if seen else inf
 
+    def tasklet_mean_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
+        """Average of the tasklets of the kind, their bound as long as none was seen."""
+        cell = self._tasklets.get((layout, kind))
+        return cell.mean if cell is not None else self.tasklet_ms(layout, kind)
+
     def observe_step(
         self,
         layout: Layout,

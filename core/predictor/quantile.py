@@ -86,6 +86,10 @@ class QuantilePredictor:
         """As `TwoStagePredictor.tasklet_ms`."""
         return self._two_stage.tasklet_ms(layout, kind, padded, kv_tokens)
 
+    def tasklet_mean_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
+        """As `TwoStagePredictor.tasklet_mean_ms`."""
+        return self._two_stage.tasklet_mean_ms(layout, kind, padded, kv_tokens)
+
     def observe_step(
         self,
         layout: Layout,

@@ -144,6 +144,11 @@ class TwoStagePredictor:
             return inf
         return tasklet.ms(padded, kv_tokens) * tasklet.bound.factors[0]
 
+    def tasklet_mean_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
+        """As predicted. ``inf`` for what was not measured."""
+        tasklet = self._tasklets.get((layout, kind))
+        return tasklet.ms(padded, kv_tokens) if tasklet is not None else inf
+
     def observe_step(
         self,
         layout: Layout,

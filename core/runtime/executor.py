@@ -45,8 +45,8 @@ class Work(Protocol):
 
 
 class Step(NamedTuple):
-    """A finished decode step: its ms from the moment at which the device was free for it, and the kind of the first
-    tasklet that ran beside it."""
+    """A finished decode step: its ms from the moment at which the device was free for it, and the kind of a tasklet
+    that ran beside it, the first that was queued with it or the last of those from before."""
 
     layout: Layout
     padded: int
@@ -85,6 +85,7 @@ class _Tasklet:
     begin: Event
     end: Event
     expected_ms: float
+    step: int  # how many decode steps had been launched when it was queued
 
 
 @dataclass(slots=True)
@@ -94,6 +95,7 @@ class _Step:
     begin: Event
     end: Event
     beside: TaskletKind | None = None
+    rest: _Tasklet | None = None  # the last tasklet on its finetune part, where none was queued with the step
 
 
 class Executor:
@@ -128,6 +130,7 @@ class Executor:
         self._step: _Step | None = None  # being launched
         self._behind: tuple[Work, int, Event] | None = None  # tasklets put off, and the end of the step before them
         self._steps: deque[_Step] = deque()
+        self._launched = 0  # steps, in all
         self._tasklets: deque[_Tasklet] = deque()
         self._last: _Tasklet | None = None  # the end of the chain, finished or not
         self._counted = (0, 0)  # tasklets queued beside and behind steps since `take_counts`
@@ -137,8 +140,9 @@ class Executor:
     # ---- what is queued ----------------------------------------------------------------------------------------------
 
     def inflight_ms(self) -> float:
-        """Expected ms of whole-device tasklets that the next step has to wait for."""
-        return self._queued(lambda tasklet: tasklet.layout == WHOLE)
+        """Expected ms of whole-device tasklets between the last launched step and the next. What is behind an earlier
+        step holds up the one after that, and is no part of the next one's gap."""
+        return self._queued(lambda tasklet: tasklet.layout == WHOLE and tasklet.step == self._launched)
 
     def beside_ms(self) -> float:
         """Expected ms of work that will still run on the finetune part when the next step can start."""
@@ -187,6 +191,9 @@ class Executor:
         assert step is not None
         step.end = self._free = self._recorded(self._decode)
         self._steps.append(step)
+        self._launched += 1
+        if step.layout != WHOLE and self._tasklets and self._tasklets[-1].layout == step.layout:
+            step.rest = self._tasklets[-1]
         self._decode_until = max(self._decode_until, self._clock()) + expected_ms / 1e3
         if work is None:
             return 0, 0
@@ -266,7 +273,7 @@ class Executor:
             if kind is None:
                 break
             expected = min(self._tasklet_ms(layout, kind), self._bound_ms)
-            self._last = _Tasklet(layout, kind, size, begin, self._recorded(stream), expected)
+            self._last = _Tasklet(layout, kind, size, begin, self._recorded(stream), expected, self._launched)
             self._tasklets.append(self._last)
             begin = self._last.end
             queued += expected
@@ -294,7 +301,8 @@ class Executor:
         steps, ran = [], []
         while self._steps and self._steps[0].end.query():
             step = self._steps.popleft()
-            steps.append(Step(step.layout, *step.size, step.beside, step.begin.elapsed_time(step.end)))
+            beside = step.beside or _still_ran(step)
+            steps.append(Step(step.layout, *step.size, beside, step.begin.elapsed_time(step.end)))
         while self._tasklets and self._tasklets[0].end.query():
             tasklet = self._tasklets.popleft()
             self._progressed = self._clock()
@@ -308,3 +316,11 @@ class Executor:
         """Wait until no finetune work is queued. Not for the step path: for the end of a job and of the engine."""
         if self._tasklets:
             self._tasklets[-1].end.synchronize()
+
+
+def _still_ran(step: _Step) -> TaskletKind | None:
+    """The kind of a tasklet from before that ran next to a finished step, which is no step alone then."""
+    rest = step.rest
+    if rest is None or (rest.end.query() and step.begin.elapsed_time(rest.end) <= 0):
+        return None
+    return rest.kind

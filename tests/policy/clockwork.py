@@ -34,6 +34,9 @@ class Clockwork:
     def tasklet_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
         return self.tasklets[kind] * self.slower.get(layout, inf)
 
+    def tasklet_mean_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
+        return self.tasklet_ms(layout, kind, padded, kv_tokens)
+
     def observe_step(self, *measured: Any, **named: Any) -> bool:
         raise AssertionError("a policy does not measure")
 

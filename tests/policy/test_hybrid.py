@@ -48,6 +48,27 @@ def test_without_partitions_it_is_the_planner_of_time_slices() -> None:
         assert (mine.after, mine.beside, mine.reason) == (other.after, 0, other.reason)
 
 
+class Scattered(Clockwork):
+    """Tasklets on parts take their bound in one of hundred cases, and a good half of it on average."""
+
+    def tasklet_mean_ms(self, layout: Any, kind: Any, padded: int = 0, kv_tokens: int = 0) -> float:
+        return self.tasklet_ms(layout, kind) / (1.0 if layout == WHOLE else 1.6)
+
+
+def test_what_a_part_trains_is_told_by_the_mean_of_its_tasklets() -> None:
+    here = state(slack_ms=(14.0,), layouts=(WHOLE, HALF))
+    assert POLICY.plan(here, Clockwork(), POLICY.MEMORY)[0].layout == WHOLE  # 8 of 14 ms behind the step, half beside
+    assert POLICY.plan(here, Scattered(), POLICY.MEMORY)[0].layout == HALF
+
+
+def test_a_part_that_is_kept_busy_is_so_when_its_tasklets_take_what_they_mostly_do() -> None:
+    job = JobView("job", ("forward",) * 20, tokens_per_tasklet=10.0)
+    here = state(slack_ms=(11.0,), layouts=(WHOLE, HALF), jobs=(job,))
+    assert POLICY.plan(here, Scattered(), POLICY.MEMORY)[0].beside == 4  # of 2.5 ms, the step takes 10
+    going = state(slack_ms=(11.0,), layouts=(WHOLE, HALF), jobs=(job,), layout=HALF, beside_ms=8.0)
+    assert POLICY.plan(going, Scattered(), POLICY.MEMORY)[0].beside == 2  # two more run for 5 ms on average
+
+
 def test_a_request_that_was_served_early_lends_its_gain() -> None:
     assert first(40.0, target_ms=(10.0,)).after > first(26.0, target_ms=(26.0,)).after
 

@@ -203,6 +203,31 @@ def test_inflight_counts_what_holds_the_next_step_and_beside_what_outlasts_this_
     assert other.executor.beside_ms() == pytest.approx(6.0)  # both have 2 ms less to go
 
 
+def test_what_is_behind_an_earlier_step_is_no_part_of_the_next_gap() -> None:
+    """In overlap order, in which none of it has begun when the second next step is planned."""
+    e = engine()
+    step(e, StepPlan(after=2))
+    step(e, StepPlan(after=3))
+    e.executor.catch_up()
+    assert e.executor.queued_ms() == pytest.approx(10.0)
+    assert e.executor.inflight_ms() == pytest.approx(6.0)
+
+
+def test_a_step_beside_what_was_queued_before_it_is_no_step_alone() -> None:
+    e = engine(decode_ms=6.0)
+    for plan in [StepPlan(CONFINED, beside=3), StepPlan(CONFINED), StepPlan(CONFINED)]:
+        step(e, plan)  # the tasklets end in the middle of the second
+    e.clock.ms = 100.0
+    steps, _ = e.executor.collect()
+    assert [s.beside for s in steps] == ["forward", "forward", None]
+    f = engine(decode_ms=6.0)
+    step(f, StepPlan(CONFINED, beside=6))
+    step(f, StepPlan(CONFINED))
+    f.clock.ms = 13.0  # the second is over, and the tasklets are not
+    steps, _ = f.executor.collect()
+    assert [s.beside for s in steps] == ["forward", "forward"]
+
+
 def test_results_tell_a_step_without_what_held_it() -> None:
     e = engine()
     run(e, [StepPlan(after=3), StepPlan(), StepPlan(SPLIT, beside=1)], overlap=False)
