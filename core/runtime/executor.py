@@ -84,7 +84,8 @@ class _Tasklet:
     size: Size
     begin: Event
     end: Event
-    expected_ms: float
+    expected_ms: float  # without decode
+    beside_ms: float  # next to the decode step that it was queued with
     step: int  # how many decode steps had been launched when it was queued
 
 
@@ -102,9 +103,9 @@ class Executor:
     """One engine's decode stream and the finetune streams of its partitions. Single-threaded.
 
     finetune: the stream of each layout; select: makes the engine use a layout's decode graphs from the next launch on;
-    new_event: makes an event with timing; tasklet_ms: what a tasklet is expected to take there; bound_ms: the most
-    finetune work that may be queued beside decode, and behind each step, in expected ms (one tasklet may always be);
-    clock: monotonic seconds.
+    new_event: makes an event with timing; tasklet_ms: what a tasklet is expected to take there next to a decode step of
+    that size, or without decode (`NOTHING`); bound_ms: the most finetune work that may be queued beside decode, and
+    behind each step, in expected ms (one tasklet may always be); clock: monotonic seconds.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Executor:
         *,
         select: Callable[[Layout], None],
         new_event: Callable[[], Event],
-        tasklet_ms: Callable[[Layout, TaskletKind], float],
+        tasklet_ms: Callable[[Layout, TaskletKind, Size], float],
         bound_ms: float = BOUND_MS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -145,10 +146,19 @@ class Executor:
         return self._queued(lambda tasklet: tasklet.layout == WHOLE and tasklet.step == self._launched)
 
     def beside_ms(self) -> float:
-        """Expected ms of work that will still run on the finetune part when the next step can start."""
-        now = self._clock()
-        left = self._queued(lambda tasklet: tasklet.layout != WHOLE)
-        return max(0.0, left - max(0.0, self._decode_until - now) * 1e3) if left else 0.0
+        """Expected ms of work that will still run on the finetune part when the next step can start, without decode
+        beside it: until then it goes on next to what is launched, which takes it longer."""
+        now, left = self._clock(), 0.0
+        decode = max(0.0, self._decode_until - now) * 1e3
+        for n, tasklet in enumerate(self._tasklets):
+            if tasklet.layout != WHOLE:
+                beside = tasklet.beside_ms
+                to_go = beside - (now - self._progressed) * 1e3 if n == 0 else beside
+                until = min(decode, max(0.0, to_go))
+                decode -= until
+                if to_go > until:
+                    left += tasklet.expected_ms * (to_go - until) / beside
+        return left
 
     def queued_ms(self) -> float:
         """Expected ms of all finetune work that has not finished."""
@@ -272,8 +282,10 @@ class Executor:
             kind = work.launch(layout)
             if kind is None:
                 break
-            expected = min(self._tasklet_ms(layout, kind), self._bound_ms)
-            self._last = _Tasklet(layout, kind, size, begin, self._recorded(stream), expected, self._launched)
+            expected = min(self._tasklet_ms(layout, kind, NOTHING), self._bound_ms)
+            beside = max(expected, self._tasklet_ms(layout, kind, size)) if size.padded else expected
+            end = self._recorded(stream)
+            self._last = _Tasklet(layout, kind, size, begin, end, expected, beside, self._launched)
             self._tasklets.append(self._last)
             begin = self._last.end
             queued += expected

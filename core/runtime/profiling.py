@@ -63,7 +63,7 @@ class Profiler:
 
     def __init__(
         self,
-        new_executor: Callable[[Callable[[Layout, TaskletKind], float]], Executor],
+        new_executor: Callable[[Callable[[Layout, TaskletKind, Size], float]], Executor],
         finetune: Mapping[Layout, Any],
         work: Endless,
         *,
@@ -90,7 +90,7 @@ class Profiler:
         self._turn = Turn(WHOLE, beside=False)
         self._last_ms = 0.0
 
-    def _expected_ms(self, layout: Layout, kind: TaskletKind) -> float:
+    def _expected_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> float:
         return self._alone_ms.get((layout, kind), 1.0)
 
     # ---- tasklets alone ----------------------------------------------------------------------------------------------

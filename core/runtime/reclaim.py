@@ -44,9 +44,12 @@ class Reclaim:
 
     def __str__(self) -> str:
         """For people, once it is through."""
+        first, moved = self.moves[0], len(self.moves) > 1
         told = (
             f"{self.bytes / 2**20:.0f} MiB were free {self.ms:.1f} ms after a request first waited for them: decided "
             f"after {self._after(self.decided_at):.1f}, what the job had queued over after "
-            f"{self._after(self.moves[0].began_at):.1f}; the KV cache had them after {self._after(self.grown_at):.1f}"
+            f"{self._after(first.began_at):.1f}, "
+            + (f"its activations free after {self._after(first.over_at):.1f}, " if moved else "")
+            + f"in the KV cache after {self._after(self.grown_at):.1f}"
         )
         return told if self.short is None else f"{told}, the request ran after {self._after(self.admitted_at):.1f}"

@@ -24,7 +24,7 @@ from core.memory.slot import SlotMemory
 from core.partition import green
 from core.policy.types import Layout, TaskletKind
 from core.predictor.profile import Machine, MicroBatch
-from core.runtime.executor import Executor
+from core.runtime.executor import Executor, Size
 from core.runtime.profiles import PROFILES, ProfileStore, Profiling
 from core.runtime.profiling import Profiler
 from core.runtime.runtime import Queued
@@ -77,7 +77,7 @@ class DecodeQueue:
         self.slot = slot.rank, slot.micro_batch_tokens
         finetune = {part.layout: part.finetune for part in partitions.parts}
 
-        def new_executor(tasklet_ms: Callable[[Layout, TaskletKind], float]) -> Executor:
+        def new_executor(tasklet_ms: Callable[[Layout, TaskletKind, Size], float]) -> Executor:
             return Executor(
                 scheduler.forward_stream,
                 finetune,
@@ -86,8 +86,9 @@ class DecodeQueue:
                 tasklet_ms=tasklet_ms,
             )
 
-        def predicted_ms(layout: Layout, kind: TaskletKind) -> float:
-            return self.profiling.predictor.tasklet_ms(layout, kind)  # another one once a profile is taken
+        def predicted_ms(layout: Layout, kind: TaskletKind, size: Size) -> float:
+            # Another one once a profile is taken.
+            return self.profiling.predictor.tasklet_ms(layout, kind, size.padded, size.kv_tokens)
 
         places = {part.layout: streams.index(part.finetune) for part in partitions.parts}
         self.queued = Queued(new_executor(predicted_ms), places, decode.padded)

@@ -83,6 +83,7 @@ class Engine:
             for layout in layouts
         }
         self.decode_ms = decode_ms
+        self.slower = 1.0  # how many times as long tasklets are expected to take next to a step
         self.selected: list[Layout] = []
         self.steps: list[tuple[Layout, float, float]] = []
         self.job = Job(self.finetune, tasklet_ms)
@@ -91,7 +92,7 @@ class Engine:
             self.finetune,
             select=self.selected.append,
             new_event=lambda: Event(self.clock),
-            tasklet_ms=lambda layout, kind: tasklet_ms[layout],
+            tasklet_ms=lambda layout, kind, size: tasklet_ms[layout] * (self.slower if size.padded else 1.0),
             clock=self.clock,
             **bound,
         )

@@ -202,7 +202,7 @@ class Serving:
         self.job: Launched | None = None
         self.executor = Executor(
             self.decode, {WHOLE: self.stream}, select=lambda layout: None, new_event=lambda: Event(self.clock),
-            tasklet_ms=lambda layout, kind: TASKLET_MS, clock=self.clock,
+            tasklet_ms=lambda layout, kind, size: TASKLET_MS, clock=self.clock,
         )  # fmt: skip
 
         def prepared(order: StartJob) -> Launched:

@@ -203,6 +203,15 @@ def test_inflight_counts_what_holds_the_next_step_and_beside_what_outlasts_this_
     assert other.executor.beside_ms() == pytest.approx(6.0)  # both have 2 ms less to go
 
 
+def test_what_outlasts_a_step_went_on_next_to_it_at_the_pace_there() -> None:
+    e = engine(decode_ms=6.0)
+    e.slower = 2.0
+    step(e, StepPlan(SPLIT, beside=3))  # 8 ms each next to the step: when it is over, a quarter of the first is left
+    assert e.executor.beside_ms() == pytest.approx(1.0 + 2 * 4.0)
+    e.clock.ms = 3.0
+    assert e.executor.beside_ms() == pytest.approx(1.0 + 2 * 4.0)
+
+
 def test_what_is_behind_an_earlier_step_is_no_part_of_the_next_gap() -> None:
     """In overlap order, in which none of it has begun when the second next step is planned."""
     e = engine()

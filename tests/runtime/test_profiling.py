@@ -66,7 +66,7 @@ class Bench:
         )  # fmt: skip
         self._ends: list[float] = []
 
-    def executor(self, tasklet_ms: Callable[[Layout, TaskletKind], float]) -> Executor:
+    def executor(self, tasklet_ms: Callable[[Layout, TaskletKind, Size], float]) -> Executor:
         return Executor(
             self.decode, self.finetune, select=self.selected.append, new_event=lambda: Event(self.clock),
             tasklet_ms=tasklet_ms, clock=self.clock,

@@ -63,7 +63,7 @@ class Bench:
             {WHOLE: self.finetune},
             select=lambda layout: None,
             new_event=lambda: Event(self.clock),
-            tasklet_ms=lambda layout, kind: TASKLET_MS,
+            tasklet_ms=lambda layout, kind, size: TASKLET_MS,
             clock=self.clock,
         )
         self.steps: list[tuple[float, float]] = []

@@ -103,7 +103,7 @@ class Engine:
             {part.layout: part.finetune for part in self.partitions.parts},
             select=select,
             new_event=lambda: torch.cuda.Event(enable_timing=True),
-            tasklet_ms=lambda layout, kind: 1.0,
+            tasklet_ms=lambda layout, kind, size: 1.0,
             bound_ms=1e9,
         )
         decoded: list[torch.Tensor] = []
