@@ -224,6 +224,22 @@ void Region::unmap_locked(std::size_t first, std::size_t count) {
   pool_->count_unmapped(count);
 }
 
+void map_all(const std::vector<std::shared_ptr<Region>>& regions, const std::vector<std::size_t>& firsts,
+             const std::vector<std::size_t>& counts) {
+  std::size_t done = 0;
+  try {
+    for (; done < regions.size(); ++done) regions[done]->map(firsts.at(done), counts.at(done));
+  } catch (...) {
+    while (done-- > 0) regions[done]->unmap(firsts[done], counts[done]);
+    throw;
+  }
+}
+
+void unmap_all(const std::vector<std::shared_ptr<Region>>& regions, const std::vector<std::size_t>& firsts,
+               const std::vector<std::size_t>& counts) {
+  for (std::size_t i = 0; i < regions.size(); ++i) regions[i]->unmap(firsts.at(i), counts.at(i));
+}
+
 // ---- claim ----------------------------------------------------------------------------------------------------------
 
 Claim::Claim(std::shared_ptr<detail::Pool> pool, std::string owner, std::size_t pages)

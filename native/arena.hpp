@@ -129,6 +129,13 @@ class Region {
   bool clean_ = true;  // the driver holds no page in the range but those that are mapped
 };
 
+// Region::map for several at once: all of them or none. counts[i] pages of regions[i] from firsts[i] on.
+void map_all(const std::vector<std::shared_ptr<Region>>& regions, const std::vector<std::size_t>& firsts,
+             const std::vector<std::size_t>& counts);
+// Region::unmap for several, in order; those behind one that throws stay.
+void unmap_all(const std::vector<std::shared_ptr<Region>>& regions, const std::vector<std::size_t>& firsts,
+               const std::vector<std::size_t>& counts);
+
 // Pages that are counted to an owner without an address: memory that another allocator hands out, kept within the
 // arena's share. Destroying it gives them back.
 class Claim {

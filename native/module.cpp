@@ -80,6 +80,10 @@ NB_MODULE(_arena, m) {
       .def("unmap", &Region::unmap, "first"_a, "count"_a, Released())
       .def("bytes", &bytes_of, "offset"_a, "length"_a, "device_id"_a);
 
+  // One turn without the interpreter for all of them, where other threads keep it busy.
+  m.def("map_all", &harli::map_all, "regions"_a, "firsts"_a, "counts"_a, Released());
+  m.def("unmap_all", &harli::unmap_all, "regions"_a, "firsts"_a, "counts"_a, Released());
+
   nb::class_<Claim>(m, "Claim")
       .def_prop_ro("pages", &Claim::pages)
       .def("resize", &Claim::resize, "pages"_a, Released());

@@ -13,11 +13,22 @@ from math import prod
 import torch
 
 from core.errors import Unavailable
-from core.memory._arena import Arena, ArenaError, ArenaFull, Claim, Region, Statistics, cuda_arena, memfd_arena
+from core.memory._arena import (
+    Arena,
+    ArenaError,
+    ArenaFull,
+    Claim,
+    Region,
+    Statistics,
+    cuda_arena,
+    map_all,
+    memfd_arena,
+    unmap_all,
+)
 
 __all__ = [
-    "Arena", "ArenaError", "ArenaFull", "Claim", "OutOfMemory", "Region", "Statistics", "open_arena", "out_of_memory",
-    "page_bytes", "pages_of", "view",
+    "Arena", "ArenaError", "ArenaFull", "Claim", "OutOfMemory", "Region", "Statistics", "map_all", "open_arena",
+    "out_of_memory", "page_bytes", "pages_of", "unmap_all", "view",
 ]  # fmt: skip
 
 # Models that run on a CPU are small: with pages as large as a GPU's, their KV cache would be a handful of them.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from core.memory.arena import Arena, ArenaError, Region, pages_of, view
+from core.memory.arena import Arena, Region, map_all, pages_of, unmap_all, view
 
 
 class Rows:
@@ -60,18 +60,9 @@ class Rows:
         before, after = self._column_pages(self.rows), self._column_pages(rows)
         if rows < self.rows:
             self.rows = rows  # also when the driver refuses: what of the others is still mapped then is not known
-            for region, had, has in zip(self._regions, before, after, strict=True):
-                region.unmap(has, had - has)
+            unmap_all(self._regions, after, [had - has for had, has in zip(before, after, strict=True)])
         else:
-            done = 0
-            try:
-                for region, had, has in zip(self._regions, before, after, strict=True):
-                    region.map(had, has - had)
-                    done += 1
-            except ArenaError:
-                for region, had, has in zip(self._regions[:done], before[:done], after[:done], strict=True):
-                    region.unmap(had, has - had)
-                raise
+            map_all(self._regions, before, [has - had for had, has in zip(before, after, strict=True)])
             self.rows = rows
 
     def _column_pages(self, rows: int) -> list[int]:

@@ -179,7 +179,7 @@ class JobShare:
             assert sum(goal) == self.held + pages
 
             def run() -> None:
-                self._swap(self.state.back)
+                self.swapped_bytes += paced(self.state.back(), self._rate)
                 self.activations.grant(activations)
 
             self._order(run, goal)
@@ -189,8 +189,13 @@ class JobShare:
         return self._order(self.activations.give_up, (self.takeable[0], 0), after)
 
     def swap_out(self, after: Moment | None = None) -> Move:
-        """Move the state to host memory, window by window, once what is queued is over."""
-        return self._order(lambda: self._swap(self.state.out), (0, self.takeable[1]), after)
+        """Move the state to host memory, window by window, once what is queued is over: as fast as it goes, since
+        requests may wait for it, where on its way back only the job does."""
+
+        def run() -> None:
+            self.swapped_bytes += paced(self.state.out(), Rate())
+
+        return self._order(run, (0, self.takeable[1]), after)
 
     def close(self, after: Moment | None = None) -> None:
         """The job is over: give everything back, once what is queued is over."""
@@ -242,6 +247,3 @@ class JobShare:
             self._move = move
             self._thread.submit(run)
         return move
-
-    def _swap(self, move: Callable[[], object]) -> None:
-        self.swapped_bytes += paced(move(), self._rate)  # type: ignore[arg-type]

@@ -3,6 +3,10 @@
 On a GPU the copies run on a stream of their own, through page-locked windows, next to whatever computes; `rate` keeps
 them below a share of the link's bandwidth, so that decode is not slowed. A window is copied, its rows are unmapped or
 mapped, and the next one follows; between two windows the caller is free to stop. On a CPU the copies are plain ones.
+
+The thread that moves them shares Python with the engine's, which has no time to spare: each time that it lets go, as
+in every call of torch, its next turn may be milliseconds away. So windows are large, and what they need is made
+beforehand.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from core.memory.staging import staging
 
 logger = logging.getLogger(__name__)
 
-WINDOW_BYTES = 16 * 2**20
+WINDOW_BYTES = 256 * 2**20
 
 # As torch aligns what it allocates.
 ALIGN = 512
@@ -56,10 +60,14 @@ class Swappable:
                 view(arena, self._region, tuple(shape), dtype, place)
                 for (shape, dtype), (place, _) in zip(shapes, self._places, strict=True)
             ]
+            self._views = {
+                first: self._bytes[first * self._page : (first + count) * self._page] for first, count in self.windows()
+            }
         self._device = self._bytes.device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
         # What lies outside, by the window's first page; None: zeros, of which nobody has made any yet.
-        self._outside: dict[int, torch.Tensor | None] = {first: None for first, _ in self.windows()}
+        self._outside: dict[int, torch.Tensor | None] = dict.fromkeys(self._views)
+        self._spare: dict[int, torch.Tensor] = {}  # page-locked memory of the windows that are inside
         self._lock = threading.Lock()
 
     @property
@@ -86,8 +94,10 @@ class Swappable:
         """Have the host memory of all windows made and page-locked now, so that the first `out` finds it: making it
         takes longer than filling it. Nothing on a CPU."""
         if self._stream is not None:
-            made = [self._host(count * self._page) for _, count in self.windows()]
-            del made  # torch keeps page-locked memory for the next who asks
+            with self._lock:
+                for first, count in self.windows():
+                    if self._outside.get(first) is None and first not in self._spare:
+                        self._spare[first] = self._host(first, count)
 
     # ---- moves -------------------------------------------------------------------------------------------------------
 
@@ -98,12 +108,11 @@ class Swappable:
             if first in self._outside:
                 continue
             with self._lock:
-                held = self._window(first, count)
-                host = self._host(held.numel())
-                self._copy(host, held)
+                host = self._host(first, count)
+                self._copy(host, self._views[first])
                 self._region.unmap(first, count)
                 self._outside[first] = host
-            yield host.numel()
+            yield count * self._page
 
     def back(self) -> Iterator[int]:
         """Move in window by window; yields the bytes of each once they are there. Raises `ArenaFull` with what is in
@@ -113,15 +122,16 @@ class Swappable:
                 continue
             with self._lock:
                 self._region.map(first, count)
-                held = self._window(first, count)
                 host = self._outside[first]
                 if host is not None:
-                    self._copy(held, host)
+                    self._copy(self._views[first], host)
+                    if self._stream is not None:
+                        self._spare[first] = host
                 else:
-                    held.zero_()
+                    self._views[first].zero_()
                     _wait_for_device(self._device)
                 del self._outside[first]
-            yield held.numel()
+            yield count * self._page
 
     def forget(self) -> None:
         """Give every page back and drop the content: zeros, outside."""
@@ -129,6 +139,8 @@ class Swappable:
             for first, count in self.windows():
                 if first not in self._outside:
                     self._region.unmap(first, count)
+                elif self._stream is not None and (host := self._outside[first]) is not None:
+                    self._spare[first] = host
                 self._outside[first] = None
 
     # ---- content -----------------------------------------------------------------------------------------------------
@@ -150,7 +162,7 @@ class Swappable:
                         continue
                     host = self._outside[first]
                     if host is None:
-                        host = self._outside[first] = self._host(count * self._page).zero_()
+                        host = self._outside[first] = self._host(first, count).zero_()
                     host[begin - first * self._page : end - first * self._page].copy_(part)
             _wait_for_device(self._device)
 
@@ -176,10 +188,12 @@ class Swappable:
 
     # ---- copies ------------------------------------------------------------------------------------------------------
 
-    def _window(self, first: int, count: int) -> torch.Tensor:
-        return self._bytes[first * self._page : (first + count) * self._page]
-
-    def _host(self, size: int) -> torch.Tensor:
+    def _host(self, first: int, count: int) -> torch.Tensor:
+        """Memory for a window that is going outside."""
+        spare = self._spare.pop(first, None)
+        if spare is not None:
+            return spare
+        size = count * self._page
         with torch.inference_mode(False):
             if self._device.type == "cuda":
                 try:

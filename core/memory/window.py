@@ -25,8 +25,9 @@ from core.memory.arena import ArenaFull
 from core.memory.moment import Mark, Moment, Passed
 from core.memory.rate import Rate
 from core.memory.share import GrowingActivations
-from core.memory.swap import ALIGN, WINDOW_BYTES, Scratch, Shapes
+from core.memory.swap import ALIGN, Scratch, Shapes
 
+PIECE_BYTES = 16 * 2**20  # of a layer that are copied at once, where there is a rate
 # What the rate gives for so long may be copied at once: nobody asks for more between two decode steps.
 _BURST_S = 0.02
 _NO_LAYER = -1
@@ -300,7 +301,7 @@ class LayerWindow:
         assert self.source is not None and layer is not None
         source = self.source.fixed if slot == self.slots else self.source.layers[layer]
         # At a rate in pieces, between which it may be left off.
-        end = len(target) if self._rate.bytes_s is None else min(len(target), first + WINDOW_BYTES)
+        end = len(target) if self._rate.bytes_s is None else min(len(target), first + PIECE_BYTES)
         used = self._used[slot]
         if first == 0 and used is not None:
             self._copies.after(used)

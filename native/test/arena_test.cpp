@@ -154,6 +154,22 @@ void a_failed_mapping_leaves_nothing_behind() {
   REQUIRE(region->mapped() == 10 && word(*region, 0) == 7);
 }
 
+void several_regions_are_mapped_together_or_not_at_all() {
+  Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 16);
+  const std::vector regions{arena.reserve("k", 8), arena.reserve("v", 8)};
+  map_all(regions, {0, 0}, {2, 2});
+  for (int at : {0, 3, 5, 7}) {
+    fake::fail_map = at;
+    REQUIRE(!refused<ArenaFull>([&] { map_all(regions, {2, 2}, {4, 4}); }).empty());
+    REQUIRE(regions[0]->mapped() == 2 && regions[1]->mapped() == 2 && arena.statistics().used == 4);
+  }
+  REQUIRE(!refused<ArenaError>([&] { map_all(regions, {2, 2}, {6, 7}); }).empty());
+  REQUIRE(regions[0]->mapped() == 2 && arena.statistics().used == 4);
+  map_all(regions, {2, 2}, {4, 0});
+  unmap_all(regions, {1, 1}, {5, 1});
+  REQUIRE(regions[0]->mapped() == 1 && regions[1]->mapped() == 1 && arena.statistics().used == 2);
+}
+
 void pages_that_the_driver_keeps_are_counted_as_lost() {
   {
     Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 8);
@@ -338,6 +354,7 @@ int main(int argc, char** argv) {
   }
   REQUIRE(fake::mappings.empty() && fake::handles.empty() && fake::depth == 0);
   a_failed_mapping_leaves_nothing_behind();
+  several_regions_are_mapped_together_or_not_at_all();
   pages_that_the_driver_keeps_are_counted_as_lost();
   a_mapping_that_cannot_be_rolled_back_is_lost_and_its_range_is_left();
   a_device_without_memory_is_told_from_a_full_arena();

@@ -11,8 +11,8 @@ import torch
 from core.memory import _arena
 from core.memory.moment import Passed
 from core.memory.rate import Rate
-from core.memory.swap import WINDOW_BYTES, Scratch
-from core.memory.window import Block, HostWeights, LayerWindow
+from core.memory.swap import Scratch
+from core.memory.window import PIECE_BYTES, Block, HostWeights, LayerWindow
 
 PAGE = 4096
 LAYER = [((3, 5), torch.float32), ((7,), torch.bfloat16)]
@@ -242,9 +242,9 @@ def test_memory_that_was_somebody_elses_meanwhile_is_filled_anew() -> None:
 
 def test_copies_keep_to_the_rate() -> None:
     now, copied = [100.0], Copied()
-    layer = [((WINDOW_BYTES * 5 // 2,), torch.uint8)]
+    layer = [((PIECE_BYTES * 5 // 2,), torch.uint8)]
     values = LayerWindow(
-        2, layer, FIXED, 1, plain, device=CPU, rate=Rate(10.0 * WINDOW_BYTES), copies=copied, clock=lambda: now[0]
+        2, layer, FIXED, 1, plain, device=CPU, rate=Rate(10.0 * PIECE_BYTES), copies=copied, clock=lambda: now[0]
     )
     values.source = host(2, layer)
     values.follow([0, 1])
@@ -254,14 +254,14 @@ def test_copies_keep_to_the_rate() -> None:
             break
         now[0] += 0.01
     elapsed = now[0] - 100.0
-    assert max(copied.bytes) <= WINDOW_BYTES, "in pieces"
+    assert max(copied.bytes) <= PIECE_BYTES, "in pieces"
     # 2.5 windows at ten a second: what is left is not waited for at the end, and a little is given at the beginning.
     assert 0.15 < elapsed < 0.25
     now[0] += 1000
     copied.bytes.clear()
     with values.computing():
         pass
-    assert sum(copied.bytes) <= WINDOW_BYTES, "an idle time is not made up for"
+    assert sum(copied.bytes) <= PIECE_BYTES, "an idle time is not made up for"
 
 
 def test_autograd_does_not_mind_that_a_weight_it_saved_was_away() -> None:
