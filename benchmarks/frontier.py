@@ -15,7 +15,8 @@ else send what it has of them every 50 tokens, in one step for all requests, sin
 would be the p99. The step in which all end does not count either.
 
 A row's finetune_tokens_s counts tasklets that ended while the point was measured, each for its share of a micro-batch
-by its time on the whole device; micro-batches have no padding.
+by its time on the whole device; micro-batches have no padding. outlasted: by layout, how many of a policy's steps took
+longer than their bound, and ms and bound of the longest.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pkgutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -108,8 +110,11 @@ def sweep(batch: int, splits: list[int], sms: int, steps: int) -> list[Point]:
 def planned(options: Any) -> list[Point]:
     """All points in the order in which they are measured: what is worth most comes first within each kind."""
     batches, steps = options.batches, options.steps
-    points = [p for batch in batches for p in sweep(batch, options.splits, options.sms, steps)]
-    points += [Point(batch, "random", steps) for batch in batches[:1]]
+    if options.profile:
+        points = [Point(batch, "plain", steps) for batch in batches]
+    else:
+        points = [p for batch in batches for p in sweep(batch, options.splits, options.sms, steps)]
+        points += [Point(batch, "random", steps) for batch in batches[:1]]
     chosen = [(policy, 1) for policy in options.policies] + [(policy, 3) for policy in options.few]
     points += [
         Point(batch, "policy", steps, policy=policy, target_ms=target)
@@ -153,6 +158,11 @@ def main() -> None:
         default="harli",
         help="the kernels that serve adapters: harli: core/serving/lora_kernels.py; csgmv, triton: SGLang's",
     )
+    arguments.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="results/…_profile.json of an earlier run, for the policies to plan with; fixed points are then left out",
+    )
     arguments.add_argument("--seconds", type=float, default=1e9, help="stop starting points after so long")
     arguments.add_argument("--name", default="frontier")
     arguments.add_argument("--dry", action="store_true", help="list the points, and about what they take")
@@ -179,6 +189,8 @@ def _serve(folder: Path, options: Any, points: list[Point]) -> None:
     (model / "config.json").write_text(json.dumps(MODELS[options.model] | COMMON))
     plan = {"options": vars(options), "points": [asdict(point) for point in points]}
     (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
+    if options.profile:
+        (folder / "profile.json").write_bytes(Path(options.profile).read_bytes())
 
     lora: dict[str, Any] = {}
     if options.lora != "none":
@@ -228,7 +240,7 @@ def _keep(folder: Path, options: Any, points: list[Point], outputs: list[Any]) -
         "same_tokens": correct, "rows": _rows(options, points, measured),
     }  # fmt: skip
     write(options.name, record)
-    if (folder / "profile.json").is_file():
+    if (folder / "profile.json").is_file() and not options.profile:
         write(f"{options.name}_profile", json.loads((folder / "profile.json").read_text()))
     return record, correct
 
@@ -294,7 +306,7 @@ def _rows(options: Any, points: list[Point], measured: list[dict[str, Any]]) -> 
                 "finetune_tokens_s": round(found["tokens_s"]), "solo_p50_ms": _quantile(alone, 0.5),
                 "solo_p99_ms": _quantile(alone, 0.99), "host_us_p50": found["host_us_p50"],
                 "beside": found["beside"], "after_mean": found["after"], "reasons": found["reasons"],
-                "worst_ms_step": found["worst"],
+                "worst_ms_step": found["worst"], "outlasted": found["outlasted"],
             }
         )  # fmt: skip
     return rows
@@ -367,18 +379,16 @@ def _own_lora() -> None:
     lora = json.loads((Path(os.environ[FOLDER]) / "plan.json").read_bytes())["options"]["lora"]
     if lora != "harli":
         return
-    from sglang.srt.lora.backend import chunked_backend
-
     from core.serving import lora_batch, lora_kernels
 
-    backend = chunked_backend.ChunkedSgmvLoRABackend
-    for where, hook in (
+    for target, hook in (
         (lora_batch.TARGET, lora_batch.prepare_lora_batch),
+        (lora_kernels.PRODUCT, lora_kernels.product),
         (lora_kernels.SHRINK, lora_kernels.shrink),
         (lora_kernels.EXPAND, lora_kernels.expand),
     ):
-        name = where.rpartition(".")[2]
-        owner = backend if hasattr(backend, name) else chunked_backend
+        where, _, name = target.rpartition(".")
+        owner = pkgutil.resolve_name(where)
         setattr(owner, name, _around(getattr(owner, name), hook))
 
 

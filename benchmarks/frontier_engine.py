@@ -93,10 +93,10 @@ class Bench:
         self._plan = StepPlan()
         self._expected = 6.0
 
-    def _expected_ms(self, layout: Layout, kind: TaskletKind) -> float:
+    def _expected_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> float:
         """Of a queued tasklet: what the engine's own runtime expects where a policy plans, else what they took last."""
         if self.number is not None and self.points[self.number].mode == "policy":
-            ms: float = self._predictor.tasklet_ms(layout, kind)
+            ms: float = self._predictor.tasklet_ms(layout, kind, size.padded, size.kv_tokens)
             return ms
         return self._kind_ms.get((layout, kind), 2.0)
 
@@ -212,9 +212,11 @@ class Bench:
         for step in steps:
             self._expected = step.ms
             if point.mode == "policy" and step.padded:
-                self._predictor.observe_step(
-                    step.layout, step.padded, step.kv_tokens, step.ms, step.beside, max_kv=step.max_kv
-                )
+                size = step.padded, step.kv_tokens
+                bound = self._predictor.decode_upper_ms(step.layout, *size, step.beside, step.max_kv)
+                if self._predictor.observe_step(step.layout, *size, step.ms, step.beside, step.max_kv):
+                    where = f"{step.layout}, {'beside finetuning' if step.beside else 'alone'}"
+                    record["outlasted"][where].append((round(step.ms, 2), round(bound, 2)))
         for one in ran:
             if point.mode == "policy":
                 self._predictor.observe_tasklet(one.layout, one.kind, one.ms, one.padded, one.kv_tokens)
@@ -270,12 +272,14 @@ class Bench:
             return
         self.records[number] = {
             "gaps": [], "seen": 0, "trained": 0.0, "ran": [], "steps": [], "host": [], "beside": 0, "after": 0,
-            "layouts": Counter(), "reasons": Counter(),
+            "layouts": Counter(), "reasons": Counter(), "outlasted": defaultdict(list),
         }  # fmt: skip
         point = self.points[number]
         if point.mode == "policy":
             if self._predictor is None:  # one for all, as an engine has: on a fresh one a hiccup weighs most
-                self._predictor = TwoStagePredictor(self._make_profile())
+                given = self._folder / "profile.json"
+                made = Profile.model_validate_json(given.read_bytes()) if given.is_file() else self._make_profile()
+                self._predictor = TwoStagePredictor(made)
             self._policy = bind(point.policy)
             self._memory = self._policy.MEMORY
 
@@ -330,6 +334,7 @@ class Bench:
             "beside": record["beside"], "after": record["after"],
             "layouts": " ".join(f"{layout}:{steps}" for layout, steps in record["layouts"].most_common()),
             "reasons": dict(record["reasons"].most_common(4)),
+            "outlasted": {where: [len(found), *sorted(found)[-3:]] for where, found in record["outlasted"].items()},
             "worst": sorted(((round(ms, 2), n) for n, ms in enumerate(record["gaps"])), reverse=True)[:3],
         }  # fmt: skip
         with (self._folder / "points.jsonl").open("ab") as file:

@@ -83,7 +83,11 @@ def figures(results: dict[str, Any], served: dict[str, Any], others: dict[str, d
 
 def _made(results: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "harli")
-    return f"{results['gpu']}; {results['machine']}; {versions}; {results['date']}; `{results['command']}`."
+    text = f"{results['gpu']}; {results['machine']}; {versions}; {results['date']}; `{results['command']}`."
+    if (again := results.get("again")) is not None:
+        ran = ", ".join(f"`{name}`" for name in policies(again["rows"]))
+        text += f" {ran} ran again on that run's profile: {again['date']}; `{again['command']}`."
+    return text
 
 
 def _goals(rows: Sequence[dict[str, Any]], batch: int) -> str:
@@ -108,11 +112,15 @@ def _cell(found: Cell | None, target: float) -> str:
 
 def _reached(rows: Sequence[dict[str, Any]], batch: int) -> str:
     goals = GOALS[batch]
-    ours = {target: live(rows, batch, target, "hybrid") for target in goals}
-    met = [t for t, cell in ours.items() if cell and cell.p99_ms <= t and cell.tokens_s >= goals[t]]
-    return f"batch {batch}: `hybrid` reaches {len(met)} of {len(goals)} goals" + (
-        f" (at {', '.join(f'{t:g}' for t in met)} ms)" if met else ""
-    )
+
+    def met(cells: dict[float, Cell | None]) -> list[float]:
+        return [t for t, cell in cells.items() if cell and cell.p99_ms <= t and cell.tokens_s >= goals[t]]
+
+    fixed = met({target: best(rows, batch, target, FIXED) for target in goals})
+    planned = {name: met({target: live(rows, batch, target, name) for target in goals}) for name in policies(rows)}
+    told = [f"`{name}` {len(at)} (at {', '.join(f'{t:g}' for t in at)} ms)" for name, at in planned.items() if at]
+    reached = f"batch {batch}: the best fixed point reaches {len(fixed)} of {len(goals)} goals"
+    return f"{reached}, {', '.join(told) or 'no policy any'}"
 
 
 def _alone(rows: Sequence[dict[str, Any]]) -> str:
@@ -181,8 +189,10 @@ def _served(served: dict[str, Any]) -> str:
         name = f"{served['replay']['trace']} × {row['speed']:g}, {'with' if row['job'] else 'without'} a job"
         lines.append([name, *_replayed(row)])
     if "soak" in served:
-        row = served["soak"]
-        lines.append([f"× {row['speed']:g} for {row['seconds'] / 60:.0f} minutes", *_replayed(row)])
+        of = served["soak"]
+        for row in of["rows"]:
+            name = f"{of['trace']} × {row['speed']:g}, beside one job for {of['seconds'] / 60:.0f} minutes"
+            lines.append([name, *_replayed(row)])
     for row in served.get("checkpoints", {}).get("rows", ()):
         name = f"batch {served['checkpoints']['batch']}, {row['checkpoints'] or 'no'} checkpoints"
         lines.append([name, f"{served['checkpoints']['target_ms']:g}", f"{row['p50_ms']:.1f} / {row['p99_ms']:.1f}",
@@ -266,24 +276,37 @@ def _panel(rows: Sequence[dict[str, Any]], batch: int, x0: float) -> str:
     return "".join(parts)
 
 
+def recorded() -> dict[str, Any]:
+    """results/frontier.json; with the rows of policies that have run again on its profile (`--name frontier_policies`)
+    in the place of the rows that it had of them, and that run as `again`."""
+    results: dict[str, Any] = json.loads((RESULTS / "frontier.json").read_text())
+    later = RESULTS / "frontier_policies.json"
+    return with_policies(results, json.loads(later.read_text())) if later.is_file() else results
+
+
+def with_policies(results: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
+    """The results with the policies of a later run."""
+    new = [row for row in again["rows"] if row["target_ms"]]
+    ran = {row["policy"] for row in new}
+    rows = [row for row in results["rows"] if not (row["target_ms"] and row["policy"] in ran)]
+    return results | {"rows": rows + new, "same_tokens": results["same_tokens"] | again["same_tokens"], "again": again}
+
+
 def read() -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
     """What `figures` needs, as far as it has been measured."""
     served = RESULTS / "live.json"
     others = {
         path.stem: json.loads(path.read_text())
         for path in sorted(RESULTS.glob("frontier_*.json"))
-        if not path.stem.endswith("_profile")
+        if path.stem != "frontier_policies" and not path.stem.endswith("_profile")
     }
-    return (
-        json.loads((RESULTS / "frontier.json").read_text()),
-        json.loads(served.read_text()) if served.is_file() else {},
-        others,
-    )
+    return recorded(), json.loads(served.read_text()) if served.is_file() else {}, others
 
 
 _KERNELS = {
     "product": "the layers' own products", "sglang": "SGLang's csgmv", "bounded": "its grid bounded by the batch",
-    "tuned": "and its blocks tuned", "harli_best": "ours", "dense": "cuBLAS, one adapter only",
+    "tuned": "and its blocks tuned", "behind": "ours, behind the product", "beside": "and the first beside it",
+    "dense": "cuBLAS, one adapter only",
 }  # fmt: skip
 
 

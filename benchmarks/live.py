@@ -7,8 +7,9 @@ Parts, each written to results/live.json as soon as it is through:
 profile: the first start, at which the engine takes its profile; no_job: fixed batches decoded in turns by the engine
 without a job and by SGLang alone with the same arguments, gaps as the scheduler sees them; checkpoints: the same batch
 beside a job that writes one after every step, and one that writes none; replay: a trace at several speeds, without a
-job and beside one; soak: a trace beside a job for long; tokens: greedy answers to 256 prompts with and without a job;
-decode_only: the batch in an engine whose prefill is elsewhere (SGLang takes the KV as being there), beside a job.
+job and beside one; soak: the trace beside one job for long, a part of the time at each speed; tokens: greedy answers to
+256 prompts with and without a job; decode_only: the batch in an engine whose prefill is elsewhere (SGLang takes the KV
+as being there), beside a job.
 
 Shapes other than `bundled` have made-up weights; unless --no-adapter, every request is served with one adapter. Where
 no target is given it is twice the median gap without a job. Percentiles are of raw gaps; an interval is of 1,000 times
@@ -65,6 +66,7 @@ PORTS = {"harli": 18721, "plain": 18722}
 START_S = 300.0
 RANK = 16
 TRACE_FROM_S, LONGEST = 600.0, 4096
+SOAK_CHECKPOINT = 50  # optimizer steps between two of a job's checkpoints
 NO_PEER = "2.2.2.2"  # the host of a prefill that SGLang takes as done
 
 
@@ -439,44 +441,55 @@ def checkpoints(bench: Bench) -> dict[str, Any]:
 
 def replay(bench: Bench) -> dict[str, Any]:
     """The trace at each speed, without a job and beside one."""
-    target, rows = bench.target, []
+    engine, target, rows = bench.engine, bench.target, []
     for speed in bench.options.speeds:
         for job in (False, True):
-            rows.append({"speed": speed, "job": job, **_replayed(bench, speed, bench.options.seconds, target, job)})
+            if job:
+                engine.start_job(bench.data, bench.options)
+            found, _ = _replayed(bench, speed, bench.options.seconds, target)
+            if job:
+                engine.stop_job()
+            rows.append({"speed": speed, "job": job, **found})
             print(rows[-1], flush=True)
     return {"trace": bench.options.trace.name, "rows": rows}
 
 
 def soak(bench: Bench) -> dict[str, Any]:
-    """The trace beside a job for long: what is lost, what grows."""
-    target, speed = bench.target, bench.options.speeds[len(bench.options.speeds) // 2]
-    return {"speed": speed, **_replayed(bench, speed, bench.options.soak_s, target, True)}
+    """The trace at each speed in turn, all beside one job that writes checkpoints: what is lost, what grows."""
+    engine, options, target = bench.engine, bench.options, bench.target
+    engine.start_job(bench.data, options, checkpoint_every=SOAK_CHECKPOINT)
+    scheduler = max(psutil.Process(engine.process.pid).children(), key=lambda p: p.memory_info().rss)
+    host, device, rows = [scheduler.memory_info().rss], list[int](), []
+    for speed in options.speeds:
+        found, seen = _replayed(bench, speed, options.soak_s / len(options.speeds), target)
+        rows.append({"speed": speed, **found})
+        print(rows[-1], flush=True)
+        host.append(scheduler.memory_info().rss)
+        device += [report.memory_bytes for report in (seen[0], seen[-1])]
+    checkpoints = engine.told("checkpoint")
+    engine.stop_job()
+    return {
+        "trace": options.trace.name, "seconds": round(sum(row["seconds"] for row in rows)), "checkpoints": checkpoints,
+        "device_gib": [round(value / 2**30, 2) for value in device],
+        "host_gib": [round(value / 2**30, 2) for value in host], "rows": rows,
+    }  # fmt: skip
 
 
-def _replayed(bench: Bench, speed: float, seconds: float, target: float, job: bool) -> dict[str, Any]:
+def _replayed(bench: Bench, speed: float, seconds: float, target: float) -> tuple[dict[str, Any], list[Telemetry]]:
+    """The trace for so long; figures and reports."""
     engine, options = bench.engine, bench.options
     trace = cut(within(read_trace(options.trace), LONGEST), TRACE_FROM_S, seconds * speed)
-    if job:
-        engine.start_job(bench.data, options)
-    scheduler = max(psutil.Process(engine.process.pid).children(), key=lambda p: p.memory_info().rss)
-    before = scheduler.memory_info().rss
     failed, seen = bench.beside(
         engine, lambda: asyncio.run(_open_loop(engine, trace, speed, bench.vocabulary, bench.adapted))
     )
-    if job:
-        engine.stop_job()
-    memory = [report.memory_bytes for report in seen] or [0]
-    return {
-        "requests": len(trace), "failed": failed, **told(seen, target),
-        "device_gib_first_last": [round(value / 2**30, 2) for value in (memory[0], memory[-1])],
-        "host_gib_first_last": [round(value / 2**30, 2) for value in (before, scheduler.memory_info().rss)],
-    }  # fmt: skip
+    return {"requests": len(trace), "failed": failed, **told(seen, target)}, seen
 
 
 async def _open_loop(engine: Served, trace: Sequence[Arrival], speed: float, vocabulary: int, adapted: bool) -> int:
     """Send each request at its time, with prompt and answer of its lengths; how many failed."""
     failed = 0
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+    # SGLang ends a connection that idles for 5 s, maybe as a request takes it.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=2.0)
     async with httpx.AsyncClient(base_url=engine.settings.engine_url, limits=limits, timeout=600.0) as client:
         begun = time.perf_counter()
 
@@ -624,7 +637,7 @@ def main() -> None:
     arguments.add_argument("--turns", type=int, default=20)
     arguments.add_argument("--speeds", type=float, nargs="+", default=[1, 2, 4], help="of the trace")
     arguments.add_argument("--seconds", type=float, default=30.0, help="of each replay")
-    arguments.add_argument("--soak-s", type=float, default=600.0)
+    arguments.add_argument("--soak-s", type=float, default=600.0, help="of the soak, all speeds together")
     arguments.add_argument("--target-ms", type=float, help="p99 ITL")
     arguments.add_argument("--prompts", type=int, default=256)
     arguments.add_argument("--answer-tokens", type=int, default=48)

@@ -5,10 +5,10 @@
 Each of a layer's four pairs of kernels runs behind the layer's own product, once per layer, on weights of its own, in a
 CUDA graph, as in decode; what the products take alone is subtracted. sglang: SGLang's csgmv kernels with its grid (a
 block for each request of the largest batch, `most`); bounded: with that of core/serving/lora_batch.py; shrink, expand:
-there with other block sizes. harli: core/serving/lora_kernels.py, by parts of the sum and columns of a block, launched
-early or in turn. dense: the same two products by cuBLAS, which knows one adapter only; a bound of a kind. us: of one
-pair; error: of what harli adds, relative to SGLang's. ms_per_step: of all pairs of all layers; tuned: SGLang's with the
-bounded grid and its best blocks; harli: as it is set; harli_best: with the best parts and block for each pair.
+there with other block sizes. beside, behind, in_turn: core/serving/lora_kernels.py, the first kernel beside the layer's
+product, as it is used; behind it, launched early; and each when the one before has ended. dense: the same two products
+by cuBLAS, which knows one adapter only; a bound of a kind. us: of one pair; error: of what ours add, relative to
+SGLang's. ms_per_step: of all pairs of all layers; tuned: SGLang's with the bounded grid and its best blocks.
 
 With --configs the best blocks of SGLang's are written there as its own tuning does; an engine that is started with
 SGLANG_LORA_CONFIG_DIR=DIR uses them.
@@ -28,14 +28,14 @@ import torch
 from benchmarks import record
 from benchmarks.frontier import MODELS
 from core.serving import lora_kernels
+from core.serving.branches import beside, captured_so_far
 from core.serving.lora_batch import most_segments
 
 RANK, ADAPTERS = 16, 2
 SHRINK = [{"BLOCK_N": 16, "BLOCK_K": k, "num_warps": w, "num_stages": s} for k, w, s in
           ((256, 4, 5), (512, 4, 3), (1024, 8, 2))]  # fmt: skip
 EXPAND = [{"BLOCK_N": n, "BLOCK_K": 16, "num_warps": w} for n, w in ((64, 2), (128, 4))]
-# Parts at most, columns of a block (none: as it is set), whether launched early.
-HARLI = [(32, None, True), (32, None, False), (8, 128, True), (16, 128, True), (32, 128, True), (32, 256, True)]
+OURS = ("beside", "behind", "in_turn")
 
 
 class Pair(NamedTuple):
@@ -133,13 +133,18 @@ class Kernels:
             self._expand.chunked_sgmv_lora_expand_forward(left, b, info, data.offsets, max(outputs), data.out)
 
 
-def run_harli(data: Data, info: Any, most: int, block: int | None, early: bool) -> None:
+def run_ours(data: Data, info: Any, way: str) -> None:
     """Every layer's pair by our kernels."""
-    outputs = data.pair.outputs
+    outputs, early = data.pair.outputs, way != "in_turn"
     for layer, (a, b) in enumerate(data.weights):
+        before = captured_so_far()
         data.product(layer)
-        partial = lora_kernels.partial_products(data.x, a, info, len(outputs), most, early)
-        lora_kernels.add_products(partial, b, info, data.offsets, max(outputs), data.out, block, early)
+        if way == "beside" and before is not None:
+            with beside(before):
+                partial = lora_kernels.partial_products(data.x, a, info, len(outputs), early=False)
+        else:
+            partial = lora_kernels.partial_products(data.x, a, info, len(outputs), early=early)
+        lora_kernels.add_products(partial, b, info, data.offsets, max(outputs), data.out, early=early)
 
 
 def error(kernels: Kernels, data: Data, info: Any, run: Callable[[], None]) -> float:
@@ -191,12 +196,12 @@ def measured(kernels: Kernels, data: Data, layers: int, most: int) -> Iterator[d
     yield row("dense", data.dense)
     yield row("sglang", lambda: kernels.run(data, wide), grid=most)
     yield row("bounded", lambda: kernels.run(data, bounded), grid=narrow)
-    for parts, block, early in HARLI:
+    for way in OURS:
 
-        def run(parts: int = parts, block: int | None = block, early: bool = early) -> None:
-            run_harli(data, bounded, parts, block, early)
+        def run(way: str = way) -> None:
+            run_ours(data, bounded, way)
 
-        found = row("harli", run, grid=narrow, parts=parts, block=block, early=early)
+        found = row(way, run, grid=narrow)
         yield found if found["us"] is None else found | {"error": error(kernels, data, bounded, run)}
     for name, choices in (("shrink", SHRINK), ("expand", EXPAND)):
         for chosen in choices:
@@ -212,15 +217,11 @@ def best(rows: list[dict[str, Any]], pair: str, batch: int, what: str) -> dict[s
 
 def per_step(rows: list[dict[str, Any]], shape: dict[str, Any], batch: int) -> dict[str, float]:
     """ms of all pairs of all layers."""
-    ways = ("product", "dense", "sglang", "bounded", "tuned", "harli", "harli_best")
-    total = dict.fromkeys(ways, 0.0)
-    set_rows = [r for r in rows if r.get("parts") == HARLI[0][0] and r["block"] is None and r["early"]]
+    total = dict.fromkeys(("product", "dense", "sglang", "bounded", "tuned", *OURS), 0.0)
     for pair in pairs(shape):
         us = {what: (best(rows, pair.name, batch, what) or {"us": float("nan")})["us"] for what in
-              ("product", "dense", "sglang", "bounded", "shrink", "expand", "harli")}  # fmt: skip
+              ("product", "dense", "sglang", "bounded", "shrink", "expand", *OURS)}  # fmt: skip
         us["tuned"] = us["bounded"] - max(0.0, us["bounded"] - us["shrink"]) - max(0.0, us["bounded"] - us["expand"])
-        us["harli_best"] = us["harli"]
-        us["harli"] = (best(set_rows, pair.name, batch, "harli") or {"us": float("nan")})["us"]
         for what in total:
             total[what] += us[what] * shape["num_hidden_layers"] / 1e3
     return {what: round(ms, 3) for what, ms in total.items()}

@@ -1,6 +1,6 @@
 """What moving memory between KV cache and finetuning costs on this GPU.
 
-    python -m benchmarks.memory [--data rows.parquet] [--seconds 20] [--quiet 20] [--burst 120]
+    python -m benchmarks.memory [--data rows.parquet] [--seconds 20] [--quiet 20] [--burst 120] [--headroom]
 
 A KV cache of Llama-3-8B's shape (32 layers, 8 heads of 128, bf16) lies on the arena. Beside a decode step that is a
 captured graph reading all of the weights' bytes and the KV of 32 requests of 1,024 tokens, 64k tokens are mapped and
@@ -11,12 +11,15 @@ decode_p99_ratio: the step while memory moves over the step undisturbed, and whe
 turns are drawn again. by_page: growing and shrinking with pages of other sizes, no step beside. reclaim_ms: of an
 engine with a job at a burst of requests, the slowest of its reclaims, from when the first request waited for memory
 until the job's was free (all its moments: headroom.reclaims); raw_reclaim_ms: of the arena alone, until 7 GiB of a job
-are given up and 64k tokens mapped. swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the rate
-that the engine swaps with, and the share of decode steps meanwhile beyond twice the undisturbed median. to_host: decode
-while tensors are copied to ordinary host memory, as a checkpoint's are, by torch and by `core.memory.staging`.
-headroom: `benchmarks.headroom`, on a card of 40 GiB.
+are given up and 64k tokens mapped; given_up_ms: until a job's share has given up its activations, and its state too,
+while the thread of the engine does nothing, computes in Python, or has launched more kernels than the device takes.
+swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the rate that the engine swaps with, and the
+share of decode steps meanwhile beyond twice the undisturbed median. to_host: decode while tensors are copied to
+ordinary host memory, as a checkpoint's are, by torch and by `core.memory.staging`. headroom: `benchmarks.headroom`, on
+a card of 40 GiB.
 
-The arena's figures and each engine's are written to results/memory.json as soon as they are through. Without a GPU
+The arena's figures and each engine's are written to results/memory.json as soon as they are through; with --headroom
+the engines' only, beside the arena's that it has. `engines`: when and with what these were measured. Without a GPU
 everything runs in a small form, to try the program: its figures say nothing, and go to results/memory_cpu.json.
 """
 
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -39,8 +43,9 @@ from benchmarks.live import interval
 from core.memory.arena import Arena, open_arena, pages_of
 from core.memory.rate import GPU_RATE, Rate
 from core.memory.rows import Rows
+from core.memory.share import JobShare, StaticActivations
 from core.memory.staging import Staging
-from core.memory.swap import Swappable, paced
+from core.memory.swap import Scratch, Swappable, paced
 
 GIB = 2**30
 TURNS, SWAPS = 8, 4
@@ -49,7 +54,7 @@ PAGES = [2**21, 2**22, 2**23, 2**24, 2**25]
 
 class Sizes(NamedTuple):
     """Of the KV cache: layers, heads and their size; tokens: that are mapped and unmapped; batch, context: of decode;
-    bytes: of the weights, of what is swapped, and of a job."""
+    bytes: of the weights, of what is swapped, and of a job's activations and state."""
 
     layers: int
     heads: int
@@ -60,6 +65,7 @@ class Sizes(NamedTuple):
     context: int
     swapped: int
     job: int
+    state: int
 
     @property
     def token_bytes(self) -> int:
@@ -68,8 +74,8 @@ class Sizes(NamedTuple):
 
 
 # The job: about what captured tasklets of 2,048 tokens and rank 16 take.
-LLAMA_3_8B = Sizes(32, 8, 128, 64 * 1024, 15 * GIB, 32, 1024, 2 * GIB, 7 * GIB)
-SMALL = Sizes(4, 8, 128, 2048, GIB // 64, 2, 256, GIB // 16, GIB // 64)
+LLAMA_3_8B = Sizes(32, 8, 128, 64 * 1024, 15 * GIB, 32, 1024, 2 * GIB, 7 * GIB, 480 * 2**20)
+SMALL = Sizes(4, 8, 128, 2048, GIB // 64, 2, 256, GIB // 16, GIB // 64, GIB // 128)
 
 
 class Step:
@@ -198,6 +204,37 @@ def reclaim(arena: Arena, rows: Rows, small: int, large: int, size: int) -> floa
     return timed(run)
 
 
+def given_up(arena: Arena, sizes: Sizes, device: torch.device) -> dict[str, list[float]]:
+    """ms until a job's share has given up its activations, and until its state is out too, by what the thread that
+    decides of it does meanwhile: nothing, Python, or launches into a queue that is full."""
+    gpu = device.type == "cuda"
+    factor = torch.ones(4096 if gpu else 64, 4096 if gpu else 64, dtype=torch.bfloat16, device=device)
+    state, scratch = Swappable(arena, "job", [((sizes.state // 4,), torch.float32)]), Scratch(arena, "job")
+    scratch.take((sizes.job,), torch.uint8)
+    state.lock_pages()
+    share = JobShare(state, StaticActivations(scratch), GPU_RATE if gpu else Rate())
+    found: dict[str, list[float]] = {}
+    engine: dict[str, Callable[[], object]] = {
+        "nothing": lambda: time.sleep(1e-4), "python": lambda: sum(range(1000)), "kernels": lambda: factor @ factor,
+    }  # fmt: skip
+    for name, work in engine.items():
+        share.grant(share.wanted)
+        share.settle()
+        for _ in range(3000 if gpu and name == "kernels" else 0):
+            work()
+        began = time.perf_counter()
+        moves = [share.give_up_activations(), share.swap_out()]
+        while not moves[-1].query():
+            work()
+        share.check()
+        found[name] = [(move.over_at - began) * 1e3 for move in moves if move.over_at is not None]
+        if gpu:
+            torch.cuda.synchronize()
+    share.close()
+    share.settle()
+    return found
+
+
 def swap(arena: Arena, step: Step, size: int, rate: Rate, target_ms: float) -> dict[str, Any]:
     """State that leaves and comes back beside decode, some times."""
     state = Swappable(arena, "job", [((size // 4,), torch.float32)])
@@ -274,11 +311,13 @@ def measure(sizes: Sizes, device: torch.device, seconds: float) -> dict[str, Any
     raw = [reclaim(arena, rows, small, large, sizes.job) for _ in range(3)]
     by_page = [of_pages(sizes, device, page) for page in PAGES] if device.type == "cuda" else []
     rows.resize(small)
+    given = given_up(arena, sizes, device)
     target = 2.0 * float(np.quantile(undisturbed, 0.5))
     full = swap(arena, step, sizes.swapped, Rate(), target)
     return found | {
         "tokens": sizes.tokens, "pages": pages_of(arena, sizes.tokens * sizes.token_bytes) * len(columns),
         "page_mib": arena.page_bytes / 2**20, "by_page": by_page, "raw_reclaim_ms": raw,
+        "given_up_ms": given,
         "swap_gib_s": min(full["out_gib_s"], full["back_gib_s"]), "swap": full,
         "swap_paced": swap(arena, step, sizes.swapped, GPU_RATE, target),
         "to_host": to_host(step, sizes.swapped // 12, device, target),
@@ -292,18 +331,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of the steps without and of those with changes")
     parser.add_argument("--quiet", type=float, default=20.0, help="seconds of the job alone, for the head-room")
     parser.add_argument("--burst", type=float, default=120.0, help="seconds of requests beside it, at most")
+    parser.add_argument("--headroom", action="store_true", help="the engines only, the arena's figures stay")
     arguments = parser.parse_args()
     gpu = torch.cuda.is_available()
     name = "memory" if gpu else "memory_cpu"
-    body = record.provenance("torch", "sglang") | {"gpu": torch.cuda.get_device_name() if gpu else None}
-    body |= measure(
-        LLAMA_3_8B if gpu else SMALL, torch.device("cuda", 0) if gpu else torch.device("cpu"), arguments.seconds
-    )
-    print(record.write(name, body), body, flush=True)
+    made = record.provenance("torch", "sglang")
+    if arguments.headroom:
+        body = json.loads((record.RESULTS / f"{name}.json").read_text())
+    else:
+        body = made | {"gpu": torch.cuda.get_device_name() if gpu else None}
+        sizes, device = (LLAMA_3_8B, torch.device("cuda", 0)) if gpu else (SMALL, torch.device("cpu"))
+        body |= measure(sizes, device, arguments.seconds)
+        print(record.write(name, body), body, flush=True)
     gc.collect()
     if gpu:
         torch.cuda.empty_cache()  # the engines want the GPU to themselves
-    body["headroom"] = []
+    body |= {"headroom": [], "engines": made}
     for row in headroom.measure(arguments.data, arguments.quiet, arguments.burst):
         body["headroom"].append(row)
         body["reclaim_ms"] = max(body["headroom"][0]["reclaim_ms"], default=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.frontier import PROMPT, SKIP
+from benchmarks.frontier_page import recorded
 from benchmarks.policy_bench import SEEDS, Bench, short
 from benchmarks.record import RESULTS
 from core.policy import POLICIES, bind
@@ -27,14 +27,14 @@ _JOB = FinetuneJob("job", tokens=10**12)
 
 
 def measured(bench: Bench, say: Callable[[str], None]) -> dict[str, Any]:
-    """The rows of frontier.json, in which something was trained there or here. The simulated device and its predictor
+    """The rows of the frontier, in which something was trained there or here. The simulated device and its predictor
     are made of the profile that the same run took (frontier_profile.json)."""
     on = machine(str(RESULTS / "frontier_profile.json"))
     program = Program(on.device, head_parts=HEAD_PARTS)
-    recorded = json.loads((RESULTS / "frontier.json").read_text())["rows"]
+    found_there = recorded()["rows"]
     rows: list[dict[str, Any]] = []
     fixed: list[dict[str, Any]] = []
-    for row in recorded:
+    for row in found_there:
         if row["policy"] in POLICIES and row["target_ms"]:
             runs = [_run(on, program, row, bind(row["policy"]), row["target_ms"], seed) for seed in SEEDS]
             kind, head = rows, {"target_ms": row["target_ms"], "policy": row["policy"]}
@@ -59,7 +59,7 @@ def measured(bench: Bench, say: Callable[[str], None]) -> dict[str, Any]:
         "rows": rows,
         **_errors(rows),
         "fixed": {"points": len(fixed), **_errors(fixed), "worst": fixed[:5]},
-        "behind": _behind(recorded),
+        "behind": _behind(found_there),
     }
 
 
@@ -80,15 +80,15 @@ def _worst(row: dict[str, Any]) -> float:
     return max(float(abs(row["simulated_p50_ms"] / row["p50_ms"] - 1)), _tokens_error(row))
 
 
-def _behind(recorded: Sequence[dict[str, Any]]) -> dict[str, float]:
+def _behind(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """How many ms of slack the engine's time slices kept for each tasklet behind a step, at the least, and how many one
     took where their number was fixed."""
     kept = [
         (row["target_ms"] - row["solo_p99_ms"]) * (row["steps"] + SKIP) / row["after_mean"]
-        for row in recorded
+        for row in rows
         if row["policy"] == "tasklet_slices" and row["finetune_tokens_s"]
     ]
-    took = [(row["p50_ms"] - row["solo_p50_ms"]) / row["after"] for row in recorded if row["policy"] == "slices"]
+    took = [(row["p50_ms"] - row["solo_p50_ms"]) / row["after"] for row in rows if row["policy"] == "slices"]
     return {"kept_ms": round(min(kept), 2), "took_ms": round(float(np.median(took)), 2)}
 
 

@@ -11,7 +11,20 @@ import pytest
 
 from benchmarks import lora_kernels
 from benchmarks.frontier import MODELS, TARGETS, adapter_tensors, planned
-from benchmarks.frontier_page import FIXED, GOALS, NOTHING, PAGE, PLOT, best, figures, kernels, live, plot, read
+from benchmarks.frontier_page import (
+    FIXED,
+    GOALS,
+    NOTHING,
+    PAGE,
+    PLOT,
+    best,
+    figures,
+    kernels,
+    live,
+    plot,
+    read,
+    with_policies,
+)
 from benchmarks.gpu_session import main as session
 from benchmarks.gpu_session import parts
 from benchmarks.live import interval, p99, quantile
@@ -23,7 +36,7 @@ from core.policy import POLICIES
 def options(**changes: Any) -> Any:
     fields = {
         "batches": [32, 128], "steps": 100, "splits": [112, 96, 80, 64], "sms": 132, "policies": ["hybrid"],
-        "few": ["chunked"],
+        "few": ["chunked"], "profile": None,
     }  # fmt: skip
     return SimpleNamespace(**(fields | changes))
 
@@ -47,6 +60,12 @@ def test_a_policy_of_the_few_runs_at_every_third_target_the_loosest_among_them()
         assert ran["chunked"] == list(TARGETS[batch][-1::-3])
 
 
+def test_policies_that_plan_with_an_earlier_profile_need_no_fixed_points() -> None:
+    points, again = planned(options()), planned(options(profile="frontier_profile.json"))
+    assert [point.mode for point in again[:3]] == ["plain", "plain", "policy"]
+    assert again[2:] == [point for point in points if point.mode == "policy"]
+
+
 def row(policy: str, p99_ms: float, tokens_s: int, target_ms: float | None = None) -> dict[str, Any]:
     return {
         "batch": 32, "policy": policy, "layout": "whole", "after": 0, "target_ms": target_ms, "p99_ms": p99_ms,
@@ -62,6 +81,14 @@ def test_what_is_read_off_holds_the_target_and_is_no_policys() -> None:
     ran = live(rows, 32, 10.0, "hybrid")
     assert ran is not None and ran.tokens_s == 9000
     assert live(rows, 32, 11.0, "hybrid") is None
+
+
+def test_a_policy_that_has_run_again_is_shown_as_it_was_then() -> None:
+    first = [row("plain", 7.0, 0), row("static", 9.0, 3000), row("hybrid", 9.0, 2000, 9.0), row("harli", 9.0, 1, 9.0)]
+    then = {"rows": [row("plain", 7.1, 0), row("hybrid", 8.9, 2500, 9.0)], "same_tokens": {"hybrid": "32 of 32"}}
+    found = with_policies({"rows": first, "same_tokens": {"plain": "32 of 32"}}, then)
+    assert found["rows"] == [first[0], first[1], first[3], then["rows"][1]]
+    assert set(found["same_tokens"]) == {"plain", "hybrid"}
 
 
 def test_the_page_and_its_plot_show_what_is_recorded() -> None:
@@ -90,20 +117,16 @@ def test_the_kernels_that_are_timed_multiply_by_all_of_an_adapter() -> None:
 
 def test_a_steps_sum_counts_every_layer_and_the_blocks_that_are_faster() -> None:
     us = {"product": 50.0, "sglang": 40.0, "bounded": 20.0, "shrink": 15.0, "expand": 25.0, "dense": 10.0}
+    us |= {"beside": 6.0, "behind": 8.0, "in_turn": 9.0}
     rows = [
         {"pair": pair.name, "batch": 32, "what": what, "us": value, "shrink": {}, "expand": {}}
         for pair in lora_kernels.pairs(MODELS["llama-3-8b"])
         for what, value in us.items()
     ]
-    for pair in lora_kernels.pairs(MODELS["llama-3-8b"]):
-        for most, block, early in lora_kernels.HARLI:
-            set_so = (most, block, early) == lora_kernels.HARLI[0]
-            row = {"what": "harli", "us": 14.0 if set_so else 12.0, "parts": most, "block": block, "early": early}
-            rows.append({"pair": pair.name, "batch": 32} | row)
     found = lora_kernels.per_step(rows, MODELS["llama-3-8b"], 32)
     assert found == {
-        "product": 6.4, "sglang": 5.12, "bounded": 2.56, "tuned": 1.92, "harli": 1.792, "harli_best": 1.536,
-        "dense": 1.28,
+        "product": 6.4, "sglang": 5.12, "bounded": 2.56, "tuned": 1.92, "beside": 0.768, "behind": 1.024,
+        "in_turn": 1.152, "dense": 1.28,
     }  # fmt: skip
 
 
