@@ -13,7 +13,16 @@ from core.memory.rate import Rate
 from core.memory.rows import Rows
 
 TINY = memory.Sizes(
-    layers=2, heads=2, head_dim=64, tokens=4096, weights=2**20, batch=1, context=1024, swapped=2**22, job=2**22
+    layers=2,
+    heads=2,
+    head_dim=64,
+    tokens=4096,
+    weights=2**20,
+    batch=1,
+    context=1024,
+    swapped=2**22,
+    job=2**22,
+    state=2**21,
 )
 CPU = torch.device("cpu")
 
@@ -46,6 +55,14 @@ def test_a_reclaim_ends_with_the_kv_cache_at_its_full_size_and_a_job_with_nothin
     rows = Rows(arena, "kv cache", [256, 256], 16_384)
     memory.reclaim(arena, rows, 4, 16, 40 * CPU_PAGE_BYTES)
     assert {one.name: one.pages for one in arena.statistics().owners if one.pages} == {"kv cache": 32}
+
+
+def test_a_share_gives_everything_up_whatever_the_engine_does(arena: Arena) -> None:
+    found = memory.given_up(arena, TINY, CPU)
+    assert set(found) == {"nothing", "python", "kernels"}
+    for activations, state in found.values():
+        assert 0 < activations <= state
+    assert arena.statistics().used == 0
 
 
 def test_a_swap_keeps_to_its_rate_and_gives_everything_back(arena: Arena, step: memory.Step) -> None:
