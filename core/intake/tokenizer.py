@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -198,6 +199,9 @@ def _generation_eos(path: Path) -> set[int]:
     return set() if eos is None else {eos} if isinstance(eos, int) else set(eos)
 
 
+_loading = Lock()
+
+
 @cache
 def _load(path: Path, _stamp: tuple[int, ...]) -> Tokenizer:
     return Tokenizer(path)
@@ -211,4 +215,6 @@ def load(model_path: Path) -> Tokenizer:
     path = model_path.expanduser().resolve()
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
     stamp = tuple((path / name).stat().st_mtime_ns if (path / name).exists() else 0 for name in names)
-    return _load(path, stamp)
+    # transformers fills itself in as it is asked for parts, and cannot be asked by two threads while it is imported.
+    with _loading:
+        return _load(path, stamp)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,33 @@ def trained_texts(tok: Tokenizer, row: chat.Encoded) -> list[str]:
             runs.append(tok.decode(current))
             current = []
     return [*runs, tok.decode(current)] if current else runs
+
+
+_AT_ONCE = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import sys
+from pathlib import Path
+from threading import Barrier
+
+from core.intake import tokenizer
+
+together = Barrier(4)
+
+def load(_):
+    together.wait()
+    return tokenizer.load(Path(sys.argv[1]))
+
+with ThreadPoolExecutor(4) as pool:
+    found = set(pool.map(load, range(4)))
+assert len(found) == 1, found
+"""
+
+
+def test_the_first_to_ask_for_a_tokenizer_may_be_several(folders: dict[str, Path]) -> None:
+    """A look at a file and its upload, say, of an API that has just started: transformers is imported once."""
+    subprocess.run([sys.executable, "-c", _AT_ONCE, str(folders["chatml"])], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(
