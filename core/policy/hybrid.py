@@ -246,10 +246,8 @@ def _fill(state: StepState, predictor: Predictor, job: JobView, way: _Way) -> St
     """The plan of a way: its times filled with the job's next tasklets."""
     layout, left = way.layout, way.left_ms
     if not way.after_ms:
-        slower = (
-            way.tasklet_ms / way.mean_ms
-        )  # the part is not to run dry, so what is there ends when it does on average
-        room = slower * way.decode_ms - left
+        # By means: a part that is full by the bounds of its tasklets runs dry in most steps.
+        room = way.tasklet_ms / way.mean_ms * way.decode_ms - left
         count = max(0, ceil(room / way.tasklet_ms))
         if job.tasklets[:count].count(job.tasklets[0]) < count:
             count, _ = fit_beside(state, predictor, job, layout, room, cover=True)
