@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ def one_a_step(bench: Bench) -> list[Launched]:  # noqa: F811
 
 
 def ended(bench: Bench, kind: str, since: int) -> JobUpdate:  # noqa: F811
-    for _ in range(4000):
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
         for message in bench.received[since:]:
             if isinstance(message, JobUpdate) and message.kind == kind:
                 return message
