@@ -96,7 +96,7 @@ class _Step:
     begin: Event
     end: Event
     beside: TaskletKind | None = None
-    rest: _Tasklet | None = None  # the last tasklet on its finetune part, where none was queued with the step
+    rest: _Tasklet | None = None  # the last tasklet on its finetune part before any was queued with the step
 
 
 class Executor:

@@ -86,24 +86,31 @@ def test_each_row_gets_what_its_adapter_adds(slices: tuple[int, ...], width: int
     torch.testing.assert_close(out, expected, rtol=rtol, atol=atol)
 
 
+def layers_of(width: int, rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """Of twelve layers on the GPU: the layer's own matrix [width, width], and A and B of two adapters."""
+    torch.manual_seed(0)
+    sizes = ((width, width), 64), ((2, rank, width), 64), ((2, width, rank), 4)
+    base, a, b = (
+        [torch.randn(size, device="cuda", dtype=torch.bfloat16) / part for _ in range(12)] for size, part in sizes
+    )
+    return base, a, b
+
+
 @pytest.mark.gpu
 @overlaps
 def test_in_a_graph_each_kernel_sees_what_those_before_it_wrote() -> None:
     """Launched early, after products that take longer than they do, and over memory that is used again."""
     from core.serving import lora_kernels
 
-    torch.manual_seed(0)
-    rows, width, rank, layers = 24, 4096, 16, 12
-    base = [torch.randn(width, width, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(layers)]
-    a = [torch.randn(2, rank, width, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(layers)]
-    b = [torch.randn(2, width, rank, device="cuda", dtype=torch.bfloat16) / 4 for _ in range(layers)]
+    rows, width, rank = 24, 4096, 16
+    base, a, b = layers_of(width, rank)
     info = info_of([1] * rows, [0, rank], room=3)
     offsets = torch.tensor([0, width], dtype=torch.int32, device="cuda")
     given = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16)
 
     def through(early: bool) -> torch.Tensor:
         x = given
-        for n in range(layers):
+        for n in range(len(base)):
             out = x @ base[n]
             partial = lora_kernels.partial_products(x, a[n], info, 1, early=early)
             x = lora_kernels.add_products(partial, b[n], info, offsets, width, out, early=early)
@@ -128,18 +135,15 @@ def test_beside_the_layers_product_the_hooks_compute_the_same() -> None:
     pytest.importorskip("cuda.bindings")
     from core.serving import lora_kernels
 
-    torch.manual_seed(0)
-    width, rank, layers = 4096, 16, 12
-    base = [torch.randn(width, width, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(layers)]
-    a = [torch.randn(2, rank, width, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(layers)]
-    b = [torch.randn(2, width, rank, device="cuda", dtype=torch.bfloat16) / 4 for _ in range(layers)]
+    width, rank = 4096, 16
+    base, a, b = layers_of(width, rank)
     offsets = torch.tensor([0, width], dtype=torch.int32, device="cuda")
 
     def sglangs(*_: Any, **__: Any) -> torch.Tensor:
         raise AssertionError("a captured decode batch is ours")
 
     def through(x: torch.Tensor) -> torch.Tensor:
-        for n in range(layers):
+        for n in range(len(base)):
             product = lora_kernels.product(lambda _, weight, x: x @ weight, None, base[n], x)
             partial = lora_kernels.shrink(sglangs, x, a[n], info, 1)
             x = lora_kernels.expand(sglangs, partial, b[n], info, offsets, width, product)
