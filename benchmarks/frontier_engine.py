@@ -25,7 +25,7 @@ from core.policy.types import WHOLE, JobView, Layout, StepPlan, StepState, Taskl
 from core.predictor.profile import Machine, Profile, TaskletPoint
 from core.predictor.profile import Point as StepPoint
 from core.predictor.two_stage import TwoStagePredictor
-from core.runtime.executor import Executor, Ran, Size
+from core.runtime.executor import Executor, Expected, Ran, Size
 from core.serving.layouts import DecodeLayouts
 
 _AHEAD = 64
@@ -74,7 +74,7 @@ class Bench:
             {part.layout: part.finetune for part in self.partitions.parts},
             select=self.layouts.select,
             new_event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-            tasklet_ms=self._expected_ms,
+            expectation=self,
         )
         done = time.perf_counter()
         self.setup: dict[str, Any] = {
@@ -93,12 +93,26 @@ class Bench:
         self._plan = StepPlan()
         self._expected = 6.0
 
-    def _expected_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> float:
-        """Of a queued tasklet: what the engine's own runtime expects where a policy plans, else what they took last."""
-        if self.number is not None and self.points[self.number].mode == "policy":
-            ms: float = self._predictor.tasklet_ms(layout, kind, size.padded, size.kv_tokens)
+    def decode_ms(self, layout: Layout, size: Size, beside: TaskletKind | None) -> float:
+        """The executor's `Expectation`: what the engine's own runtime expects where a policy plans, else what the last
+        step took."""
+        if self._plans:
+            ms: float = self._predictor.decode_ms(layout, size.padded, size.kv_tokens, size.max_kv, beside)
             return ms
-        return self._kind_ms.get((layout, kind), 2.0)
+        return self._expected
+
+    def tasklet_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> Expected:
+        """Likewise, else what tasklets took lately."""
+        if self._plans:
+            at = (layout, kind, size.padded, size.kv_tokens)
+            return Expected(self._predictor.tasklet_mean_ms(*at), self._predictor.tasklet_ms(*at))
+        ms = self._kind_ms.get((layout, kind), 2.0)
+        return Expected(ms, ms)
+
+    @property
+    def _plans(self) -> bool:
+        """A policy plans the present point."""
+        return self.number is not None and self.points[self.number].mode == "policy"
 
     # ---- tasklets alone ----------------------------------------------------------------------------------------------
 
@@ -180,7 +194,7 @@ class Bench:
         if point.mode == "random":
             self._delay(self.partitions.of(plan.layout).finetune, self.partitions.of(WHOLE).finetune)
         launched = time.perf_counter()
-        beside, after = self.executor.step_launched(plan, self.feed, self._expected)
+        beside, after = self.executor.step_launched(plan, self.feed)
         record["host"].append(planned - began + time.perf_counter() - launched)
         record["beside"] += beside
         record["after"] += after
@@ -234,7 +248,7 @@ class Bench:
             beside = 0
             if point.busy:
                 # Kept busy: half a step more than covers this one. With tasklets behind the step: what ends with it.
-                lacking = (1.0 if point.after else 1.5) * self._expected - executor.beside_ms()
+                lacking = (1.0 if point.after else 1.5) * self._expected - executor.beside_ms().mean
                 for kind in self.feed.upcoming(_AHEAD):
                     ms = self._kind_ms[point.layout, kind]
                     if lacking < (ms if point.after else 0.0):
@@ -242,12 +256,12 @@ class Bench:
                     lacking -= ms
                     beside += 1
             return StepPlan(point.layout, beside, point.after)
-        kinds = self.feed.upcoming(_AHEAD)
+        kinds, left = self.feed.upcoming(_AHEAD), executor.beside_ms()
         state = StepState(
             batch=point.batch, padded=size.padded, kv_tokens=size.kv_tokens, max_kv=size.max_kv, waiting=0,
             prefill_waiting=0, slack_ms=(point.target_ms,), inflight_ms=executor.inflight_ms(),
             jobs=(JobView("job", kinds, tokens_per_tasklet=20.0),), layouts=self._predictor.layouts,
-            layout=executor.layout, beside_ms=executor.beside_ms(), target_ms=(point.target_ms,),
+            layout=executor.layout, beside_ms=left.bound, beside_mean_ms=left.mean, target_ms=(point.target_ms,),
         )  # fmt: skip
         plan, self._memory = self._policy.plan(state, self._predictor, self._memory)
         assert isinstance(plan, StepPlan)

@@ -101,7 +101,7 @@ def fit(grid: Grid, say: Say) -> dict[str, Any]:
 def two_stage_errors(known: Grid, other: Grid) -> Array:
     predictor = TwoStagePredictor(profile_of(known))
     predicted = [
-        predictor.expected_ms(p.layout, p.batch, p.kv_tokens, "forward" if p.beside else None, p.max_kv) for p in other
+        predictor.decode_ms(p.layout, p.batch, p.kv_tokens, p.max_kv, "forward" if p.beside else None) for p in other
     ]
     errors: Array = np.array(predicted) / np.array([p.ms for p in other]) - 1
     return errors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import inf
+from math import ceil, inf
 
 from core.policy.types import WHOLE, JobView, Layout, Predictor, StepPlan, StepState, TaskletKind
 
@@ -45,21 +45,36 @@ def fit(job: JobView, predictor: Predictor, budget_ms: float, start: int = 0) ->
 
 
 def fit_beside(
-    state: StepState, predictor: Predictor, job: JobView, layout: Layout, budget_ms: float, *, cover: bool
+    state: StepState, predictor: Predictor, job: JobView, layout: Layout, budget_ms: float
 ) -> tuple[int, float]:
-    """Tasklets of `job` that end within `budget_ms` on the layout's finetune part next to decode, and their ms; with
-    `cover` one more, which keeps the part busy until then."""
+    """Tasklets of `job` that end within `budget_ms` on the layout's finetune part next to decode, by their bounds, and
+    their ms."""
     tasklets, at, used = job.tasklets, 0, 0.0
-    while at < len(tasklets) and used < budget_ms:
+    while at < len(tasklets):
         ms = predictor.tasklet_ms(layout, tasklets[at], state.padded, state.kv_tokens)
-        if used + ms <= budget_ms:
-            count = _alike(tasklets, at, (budget_ms - used) / ms)
-            at, used = at + count, used + count * ms
-        elif cover and ms < inf:
-            return at + 1, used + ms
-        else:
+        if used + ms > budget_ms:
             break
+        count = _alike(tasklets, at, (budget_ms - used) / ms)
+        at, used = at + count, used + count * ms
     return at, used
+
+
+def cover(state: StepState, predictor: Predictor, job: JobView, layout: Layout, budget_ms: float) -> int:
+    """Tasklets of `job` that keep the layout's finetune part busy for `budget_ms` next to decode, with those that still
+    run there: on average, since a part that is full by the bounds of its tasklets runs dry in most steps."""
+    tasklets, at = job.tasklets, 0
+    if layout == state.layout and state.beside_mean_ms and tasklets:
+        alone = predictor.tasklet_mean_ms(layout, tasklets[0])
+        budget_ms -= state.beside_mean_ms * (
+            predictor.tasklet_mean_ms(layout, tasklets[0], state.padded, state.kv_tokens) / alone
+        )
+    while at < len(tasklets) and budget_ms > 0:
+        ms = predictor.tasklet_mean_ms(layout, tasklets[at], state.padded, state.kv_tokens)
+        if ms == inf:
+            break
+        count = _alike(tasklets, at, ceil(budget_ms / ms))
+        at, budget_ms = at + count, budget_ms - count * ms
+    return at
 
 
 def _alike(tasklets: tuple[TaskletKind, ...], start: int, most: float) -> int:
@@ -75,11 +90,10 @@ def keep_busy(state: StepState, predictor: Predictor, job: JobView, layout: Layo
     """Tasklets of `job` that keep the layout's finetune part busy during this step, with those that still run there."""
     if not job.tasklets:
         return 0
-    left = state.beside_ms if layout == state.layout else 0.0
     step = predictor.decode_upper_ms(layout, state.padded, state.kv_tokens, job.tasklets[0], state.max_kv)
     if step == inf:
-        return 0 if left else 1
-    return fit_beside(state, predictor, job, layout, step - left, cover=True)[0]
+        return 0 if layout == state.layout and state.beside_ms else 1
+    return cover(state, predictor, job, layout, step)
 
 
 def start_ms(state: StepState, layout: Layout) -> float:

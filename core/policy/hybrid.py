@@ -16,12 +16,12 @@ counts for the time in which it would have it (`core.policy.crowding`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 from typing import NamedTuple
 
 from core.policy.allowance import earned
 from core.policy.crowding import CALM, Crowding, after_step, frugal_gap, roomy_gap, share_with_memory
-from core.policy.fit import NO_MEMORY, blocked, fit, fit_beside, idle, retreat, start_ms
+from core.policy.fit import NO_MEMORY, blocked, cover, fit, fit_beside, idle, retreat, start_ms
 from core.policy.shares import NO_SHARES, Shares, charge, next_job
 from core.policy.tasklet_slices import time_slice
 from core.policy.types import WHOLE, JobView, Layout, Predictor, StepPlan, StepState, TaskletKind
@@ -70,8 +70,8 @@ class _Way(NamedTuple):
     """A way to fill step after step in a layout: trained per ms (times the share of the time in which there is memory
     for it), layout, bound of the decode step, ms until the tasklets beside it end, ms that those after it get (0: the
     finetune part is kept busy into the next step instead), whether what is queued leaves no time for it in this step,
-    the ms that the next gap may take, bound and mean of the next tasklet on the finetune part, and the bound next to
-    decode of what still runs there, of which without decode it would take the share `pace`."""
+    the ms that the next gap may take, and the bound next to decode of what still runs on the finetune part, of which
+    without decode it would take the share `pace`."""
 
     rate: float
     layout: Layout
@@ -80,8 +80,6 @@ class _Way(NamedTuple):
     after_ms: float
     later: bool
     slack_ms: float
-    tasklet_ms: float
-    mean_ms: float
     left_ms: float
     pace: float
 
@@ -198,7 +196,7 @@ def _best(
 
 def _way(
     question: _Question, layout: Layout
-) -> tuple[float, Layout, float, float, float, bool, float, float, float, float, float] | None:
+) -> tuple[float, Layout, float, float, float, bool, float, float, float] | None:
     """The fields of the best `_Way` in one layout, None when its step does not hold the target or nothing fits."""
     state, predictor, kind, unit, mean, limit, share, roomy, frugal, alone, _ = question
     whole = layout == WHOLE
@@ -215,7 +213,7 @@ def _way(
         if fitting <= 0:
             return None
         trained = fitting * mean
-        return trained / (decode + trained), layout, decode, decode, fitting * unit, later, slack, unit, mean, 0.0, 1.0
+        return trained / (decode + trained), layout, decode, decode, fitting * unit, later, slack, 0.0, 1.0
     tasklet = predictor.tasklet_ms(layout, kind, state.padded, state.kv_tokens)
     if tasklet == inf:
         return None
@@ -239,21 +237,17 @@ def _way(
         trained = (count + 1 + fitting) * mean / (end + fitting * mean)
         if trained > rate * _WORTH_A_LONGER_GAP:
             rate, end_ms, after_ms = trained, end, fitting * unit
-    return rate, layout, decode, end_ms, after_ms, later, slack, tasklet, own, left, pace
+    return rate, layout, decode, end_ms, after_ms, later, slack, left, pace
 
 
 def _fill(state: StepState, predictor: Predictor, job: JobView, way: _Way) -> StepPlan:
     """The plan of a way: its times filled with the job's next tasklets."""
     layout, left = way.layout, way.left_ms
     if not way.after_ms:
-        # By means: a part that is full by the bounds of its tasklets runs dry in most steps.
-        room = way.tasklet_ms / way.mean_ms * way.decode_ms - left
-        count = max(0, ceil(room / way.tasklet_ms))
-        if job.tasklets[:count].count(job.tasklets[0]) < count:
-            count, _ = fit_beside(state, predictor, job, layout, room, cover=True)
+        count = cover(state, predictor, job, layout, way.decode_ms)
         return StepPlan(layout, beside=count, job=job.job_id, reason="finetune part kept busy")
     end = way.decode_ms + (way.end_ms - way.decode_ms) / way.pace
-    count, used = fit_beside(state, predictor, job, layout, end - left + 1e-6, cover=False)
+    count, used = fit_beside(state, predictor, job, layout, end - left + 1e-6)
     late = way.pace * max(0.0, left + used - way.decode_ms)
     budget = way.slack_ms - way.decode_ms - late if way.slack_ms < inf else way.after_ms
     after, _ = fit(job, predictor, budget, start=count)

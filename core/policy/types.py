@@ -65,8 +65,9 @@ class StepState:
     inflight_ms: finetune work launched earlier and not finished that this step has to wait for; jobs: runnable jobs,
     first the one whose micro-batch is open; layouts: the partitions that exist; free_pages: arena pages that
     finetuning may take, and kv_tokens_per_page: KV tokens that one of them would hold (0: the KV cache has memory of
-    its own); layout: that of the last step, and beside_ms the finetune work still running on its finetune part, which a
-    step of another layout has to wait for.
+    its own); layout: that of the last step, and beside_ms the finetune work that still runs on its finetune part when
+    this step can start, in ms without decode beside it, at most, since a step of another layout has to wait for it;
+    beside_mean_ms: the same on average.
     """
 
     batch: int
@@ -82,6 +83,7 @@ class StepState:
     free_pages: int = 0
     layout: Layout = WHOLE
     beside_ms: float = 0.0
+    beside_mean_ms: float = 0.0
     target_ms: tuple[float, ...] = ()
     kv_tokens_per_page: float = 0.0
 
@@ -108,8 +110,10 @@ class Predictor(Protocol):
     @property
     def stale(self) -> str: ...
 
-    def decode_ms(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> float:
-        """One decode step alone."""
+    def decode_ms(
+        self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0, beside: TaskletKind | None = None
+    ) -> float:
+        """One decode step on average, alone or beside a tasklet of the kind."""
 
     def decode_upper_ms(
         self, layout: Layout, padded: int, kv_tokens: int, beside: TaskletKind | None, max_kv: int = 0

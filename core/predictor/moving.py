@@ -74,8 +74,10 @@ class MovingPredictor:
     def stale(self) -> str:
         return self._watch.reason
 
-    def decode_ms(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> float:
-        """Average of the steps of this size."""
+    def decode_ms(
+        self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0, beside: TaskletKind | None = None
+    ) -> float:
+        """Average of the steps of this size alone; nothing is known of a step beside a tasklet."""
         cell, scale = self._near(layout, padded)
         return cell.mean * scale if cell else inf
 

@@ -70,9 +70,11 @@ class QuantilePredictor:
             by_queue = self._predict(model, self._grid.by_queue(layout, beside))
             self._tables[layout, beside] = StepTable(self._grid, layout, by_kv, by_queue)
 
-    def decode_ms(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> float:
-        """One decode step alone, by the two-stage fit."""
-        return self._two_stage.decode_ms(layout, padded, kv_tokens, max_kv)
+    def decode_ms(
+        self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0, beside: TaskletKind | None = None
+    ) -> float:
+        """As `TwoStagePredictor.decode_ms`."""
+        return self._two_stage.decode_ms(layout, padded, kv_tokens, max_kv, beside)
 
     def decode_upper_ms(
         self, layout: Layout, padded: int, kv_tokens: int, beside: TaskletKind | None, max_kv: int = 0

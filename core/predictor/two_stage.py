@@ -113,15 +113,11 @@ class TwoStagePredictor:
         for (_, kind), tasklet in self._tasklets.items():
             tasklet.relative = relative.get(kind, 1.0)
 
-    def decode_ms(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> float:
-        """One decode step alone; never falls when batch, KV tokens or the longest request grow. ``inf`` outside what
-        was measured and in a layout without a fit."""
-        return self.expected_ms(layout, padded, kv_tokens, None, max_kv)
-
-    def expected_ms(
-        self, layout: Layout, padded: int, kv_tokens: int, beside: TaskletKind | None, max_kv: int = 0
+    def decode_ms(
+        self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0, beside: TaskletKind | None = None
     ) -> float:
-        """A step as predicted, alone or beside a tasklet of the kind; `decode_ms` is that alone."""
+        """One decode step as predicted, alone or beside a tasklet of the kind; never falls when batch, KV tokens or the
+        longest request grow. ``inf`` outside what was measured and in a layout without a fit."""
         surface = self._steps.get((layout if beside is not None else _alone(layout), beside))
         if surface is None:
             return inf

@@ -17,7 +17,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from math import isfinite
+from typing import Any, Literal, NamedTuple, Protocol
 
 from core.policy.types import WHOLE, Layout, StepPlan, TaskletKind
 
@@ -42,6 +43,26 @@ class Work(Protocol):
 
     def launch(self, layout: Layout) -> TaskletKind | None:
         """Queue the next tasklet on the layout's finetune stream; None when there is none (any more)."""
+
+
+class Expected(NamedTuple):
+    """ms that something takes on average, and at most."""
+
+    mean: float
+    bound: float
+
+
+NO_TIME = Expected(0.0, 0.0)
+
+
+class Expectation(Protocol):
+    """What steps and tasklets are expected to take."""
+
+    def decode_ms(self, layout: Layout, size: Size, beside: TaskletKind | None) -> float:
+        """A decode step of that size on average, alone or next to a tasklet of the kind."""
+
+    def tasklet_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> Expected:
+        """A tasklet there next to a decode step of that size, or without decode (`NOTHING`)."""
 
 
 class Step(NamedTuple):
@@ -84,8 +105,8 @@ class _Tasklet:
     size: Size
     begin: Event
     end: Event
-    expected_ms: float  # without decode
-    beside_ms: float  # next to the decode step that it was queued with
+    alone: Expected  # without decode
+    beside: Expected  # next to the decode step that it was queued with
     step: int  # how many decode steps had been launched when it was queued
 
 
@@ -97,15 +118,15 @@ class _Step:
     end: Event
     beside: TaskletKind | None = None
     rest: _Tasklet | None = None  # the last tasklet on its finetune part before any was queued with the step
+    expected_ms: float = 0.0
 
 
 class Executor:
     """One engine's decode stream and the finetune streams of its partitions. Single-threaded.
 
     finetune: the stream of each layout; select: makes the engine use a layout's decode graphs from the next launch on;
-    new_event: makes an event with timing; tasklet_ms: what a tasklet is expected to take there next to a decode step of
-    that size, or without decode (`NOTHING`); bound_ms: the most finetune work that may be queued beside decode, and
-    behind each step, in expected ms (one tasklet may always be); clock: monotonic seconds.
+    new_event: makes an event with timing; bound_ms: the most finetune work that may be queued beside decode, and behind
+    each step, in expected ms (one tasklet may always be); clock: monotonic seconds.
     """
 
     def __init__(
@@ -115,7 +136,7 @@ class Executor:
         *,
         select: Callable[[Layout], None],
         new_event: Callable[[], Event],
-        tasklet_ms: Callable[[Layout, TaskletKind, Size], float],
+        expectation: Expectation,
         bound_ms: float = BOUND_MS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -123,7 +144,7 @@ class Executor:
         self._finetune = dict(finetune)
         self._select = select
         self._new_event = new_event
-        self._tasklet_ms = tasklet_ms
+        self._expectation = expectation
         self._bound_ms = bound_ms
         self._clock = clock
         self.layout = WHOLE
@@ -135,8 +156,8 @@ class Executor:
         self._tasklets: deque[_Tasklet] = deque()
         self._last: _Tasklet | None = None  # the end of the chain, finished or not
         self._counted = (0, 0)  # tasklets queued beside and behind steps since `take_counts`
-        self._decode_until = 0.0  # when the launched steps, and what holds them, are expected to be over
-        self._progressed = 0.0  # when a tasklet was last seen to finish
+        self._stepped = 0.0  # when a step, or what holds one, was last seen to finish
+        self._progressed = 0.0  # when the first tasklet in the queue began, as far as it has been seen
 
     # ---- what is queued ----------------------------------------------------------------------------------------------
 
@@ -145,20 +166,36 @@ class Executor:
         step holds up the one after that, and is no part of the next one's gap."""
         return self._queued(lambda tasklet: tasklet.layout == WHOLE and tasklet.step == self._launched)
 
-    def beside_ms(self) -> float:
-        """Expected ms of work that will still run on the finetune part when the next step can start, without decode
-        beside it: until then it goes on next to what is launched, which takes it longer."""
-        now, left = self._clock(), 0.0
-        decode = max(0.0, self._decode_until - now) * 1e3
-        for n, tasklet in enumerate(self._tasklets):
-            if tasklet.layout != WHOLE:
-                beside = tasklet.beside_ms
-                to_go = beside - (now - self._progressed) * 1e3 if n == 0 else beside
-                until = min(decode, max(0.0, to_go))
+    def beside_ms(self) -> Expected:
+        """ms of work that will still run on the finetune part when the next step can start, without decode beside it:
+        until then it goes on next to what is launched, which takes it longer."""
+        if not self._tasklets:
+            return NO_TIME
+        now = self._clock()
+        decode, ran = self._decode_ms(now), (now - self._progressed) * 1e3
+        return Expected(self._beside(0, decode, ran), self._beside(1, decode, ran))
+
+    def _beside(self, which: Literal[0, 1], decode: float, ran: float) -> float:
+        """Of `beside_ms` the mean or the bound. decode: ms until the next step can start; ran: ms for which the first
+        tasklet has run."""
+        left = 0.0
+        for tasklet in self._tasklets:
+            if tasklet.layout == WHOLE:  # decode waits for it, and what comes behind it does
+                decode -= max(0.0, tasklet.alone.mean - ran)
+            else:
+                beside = tasklet.beside[which]
+                to_go = max(0.0, beside - ran)
+                until = min(max(0.0, decode), to_go)
                 decode -= until
-                if to_go > until:
-                    left += tasklet.expected_ms * (to_go - until) / beside
+                left += tasklet.alone[which] * (to_go - until) / beside
+            ran = 0.0
         return left
+
+    def _decode_ms(self, now: float) -> float:
+        """ms until the launched steps, and what holds the next one, are expected to be over."""
+        steps = sum([step.expected_ms for step in self._steps])
+        holding = sum([tasklet.alone.mean for tasklet in self._tasklets if tasklet.layout == WHOLE])
+        return max(0.0, steps + holding - (now - self._stepped) * 1e3)
 
     def queued_ms(self) -> float:
         """Expected ms of all finetune work that has not finished."""
@@ -168,7 +205,7 @@ class Executor:
         left = 0.0
         for n, tasklet in enumerate(self._tasklets):
             if which(tasklet):
-                ms = tasklet.expected_ms
+                ms = tasklet.alone.bound
                 if n == 0:  # it may have run since the last one ended
                     ms = max(0.0, ms - (self._clock() - self._progressed) * 1e3)
                 left += ms
@@ -191,7 +228,7 @@ class Executor:
             begin = self._recorded(self._decode)
         self._step = _Step(layout, size, begin, begin)
 
-    def step_launched(self, plan: StepPlan, work: Work | None, expected_ms: float) -> tuple[int, int]:
+    def step_launched(self, plan: StepPlan, work: Work | None) -> tuple[int, int]:
         """The batch is launched: queue what the plan puts beside and behind it. Answers how many tasklets of each were
         queued: fewer than planned when the bound is reached or the work has no more, none behind it that are put off.
 
@@ -200,19 +237,22 @@ class Executor:
         step, self._step = self._step, None
         assert step is not None
         step.end = self._free = self._recorded(self._decode)
+        self._goes_on()
         self._steps.append(step)
         self._launched += 1
         if step.layout != WHOLE and self._tasklets and self._tasklets[-1].layout == step.layout:
             step.rest = self._tasklets[-1]
-        self._decode_until = max(self._decode_until, self._clock()) + expected_ms / 1e3
-        if work is None:
-            return 0, 0
         beside = after = 0
-        if plan.beside and step.layout != WHOLE:
+        if work is not None and plan.beside and step.layout != WHOLE:
             beside = self._queue(work, step.layout, plan.beside, step.begin, step.size)
             if beside:
                 step.beside = self._tasklets[-beside].kind
                 self._count(beside=beside)
+        next_to = step.beside or (step.rest.kind if step.rest is not None else None)
+        expected = self._expectation.decode_ms(step.layout, step.size, next_to)
+        step.expected_ms = expected if isfinite(expected) else 0.0
+        if work is None:
+            return 0, 0
         if plan.after and beside == (plan.beside if step.layout != WHOLE else 0):
             self._behind = work, plan.after, step.end
             if len(self._steps) == 1 or self._steps[-2].end.query():  # without overlap, or the engine is late
@@ -277,18 +317,20 @@ class Executor:
         begin = self._recorded(stream) if fresh or last is None else last.end
         if not self._tasklets:
             self._progressed = self._clock()
-        launched = 0
+        if layout == WHOLE:
+            self._goes_on()
+        launched, known = 0, None
         while launched < count and (not self._tasklets or queued < self._bound_ms):
             kind = work.launch(layout)
             if kind is None:
                 break
-            expected = min(self._tasklet_ms(layout, kind, NOTHING), self._bound_ms)
-            beside = max(expected, self._tasklet_ms(layout, kind, size)) if size.padded else expected
+            if kind != known:
+                known, (alone, beside) = kind, self._expected(layout, kind, size)
             end = self._recorded(stream)
-            self._last = _Tasklet(layout, kind, size, begin, end, expected, beside, self._launched)
+            self._last = _Tasklet(layout, kind, size, begin, end, alone, beside, self._launched)
             self._tasklets.append(self._last)
             begin = self._last.end
-            queued += expected
+            queued += alone.bound
             launched += 1
         return launched
 
@@ -298,8 +340,19 @@ class Executor:
             assert self._last is not None
             self._decode.wait_event(self._last.end)
             self._free = self._last.end
-            own = sum(tasklet.expected_ms for tasklet in list(self._tasklets)[-tasklets:])
-            self._decode_until = max(self._decode_until, self._clock()) + own / 1e3
+
+    def _expected(self, layout: Layout, kind: TaskletKind, size: Size) -> tuple[Expected, Expected]:
+        """A tasklet alone, and next to the step; what nobody can tell, at the bound of all that is queued."""
+        alone, beside = (
+            Expected(*[min(ms, self._bound_ms) for ms in self._expectation.tasklet_ms(layout, kind, next_to)])
+            for next_to in (NOTHING, size)
+        )
+        return alone, Expected(*map(max, alone, beside))
+
+    def _goes_on(self) -> None:
+        """Something is about to be put on the decode stream, or to hold it: from now on, when nothing else does."""
+        if not self._steps and all(tasklet.layout != WHOLE for tasklet in self._tasklets):
+            self._stepped = self._clock()
 
     def _recorded(self, stream: Any) -> Event:
         event = self._new_event()
@@ -310,19 +363,29 @@ class Executor:
 
     def collect(self) -> tuple[list[Step], list[Ran]]:
         """What has finished since the last call, in order."""
-        steps, ran = [], []
+        steps, ran, last = [], [], None
         while self._steps and self._steps[0].end.query():
-            step = self._steps.popleft()
-            beside = step.beside or _still_ran(step)
-            steps.append(Step(step.layout, *step.size, beside, step.begin.elapsed_time(step.end)))
+            last = self._steps.popleft()
+            beside = last.beside or _still_ran(last)
+            steps.append(Step(last.layout, *last.size, beside, last.begin.elapsed_time(last.end)))
         while self._tasklets and self._tasklets[0].end.query():
             tasklet = self._tasklets.popleft()
-            self._progressed = self._clock()
             ms = tasklet.begin.elapsed_time(tasklet.end)
             ran.append(Ran(tasklet.layout, tasklet.kind, tasklet.size.padded, tasklet.size.kv_tokens, ms))
-        if not self._steps and not self._tasklets:
-            self._decode_until = 0.0
+        now = self._clock()
+        if steps or any(one.layout == WHOLE for one in ran):
+            self._stepped = now
+        if last is not None:
+            self._progressed = now - self._running_ms(last) / 1e3
+        elif ran:
+            self._progressed = now
         return steps, ran
+
+    def _running_ms(self, step: _Step) -> float:
+        """For how long the first tasklet had run when a step ended that has just been seen to."""
+        if not self._tasklets or not self._tasklets[0].begin.query():
+            return 0.0
+        return max(0.0, self._tasklets[0].begin.elapsed_time(step.end))
 
     def drain(self) -> None:
         """Wait until no finetune work is queued. Not for the step path: for the end of a job and of the engine."""

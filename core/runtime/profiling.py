@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from core.policy.types import WHOLE, Layout, StepPlan, TaskletKind
 from core.predictor.measuring import batches_to_measure
 from core.predictor.profile import Machine, MicroBatch, Point, Profile, TaskletPoint
-from core.runtime.executor import NOTHING, Executor, Ran, Size
+from core.runtime.executor import NOTHING, Executor, Expectation, Expected, Ran, Size
 
 STEPS, SETTLE = 14, 4  # of each turn, and how many of them do not count: work of the turn before ends in them
 _CHUNK = 8  # tasklets queued at once when they are timed alone
@@ -63,7 +63,7 @@ class Profiler:
 
     def __init__(
         self,
-        new_executor: Callable[[Callable[[Layout, TaskletKind, Size], float]], Executor],
+        new_executor: Callable[[Expectation], Executor],
         finetune: Mapping[Layout, Any],
         work: Endless,
         *,
@@ -73,7 +73,7 @@ class Profiler:
         kv_heads: int,
         room: tuple[int, int],
     ) -> None:
-        self._executor, self._finetune, self._work = new_executor(self._expected_ms), dict(finetune), work
+        self._executor, self._finetune, self._work = new_executor(self), dict(finetune), work
         self._machine, self._micro_batch = machine, micro_batch
         self._captured, self._kv_heads = tuple(captured), kv_heads
         self._turns = turns(list(finetune))
@@ -90,8 +90,14 @@ class Profiler:
         self._turn = Turn(WHOLE, beside=False)
         self._last_ms = 0.0
 
-    def _expected_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> float:
-        return self._alone_ms.get((layout, kind), 1.0)
+    def decode_ms(self, layout: Layout, size: Size, beside: TaskletKind | None) -> float:
+        """The executor's `Expectation`: what the last step took."""
+        return self._last_ms
+
+    def tasklet_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> Expected:
+        """What they took alone, next to a step too: that is being measured."""
+        ms = self._alone_ms.get((layout, kind), 1.0)
+        return Expected(ms, ms)
 
     # ---- tasklets alone ----------------------------------------------------------------------------------------------
 
@@ -139,13 +145,13 @@ class Profiler:
         layout, beside = self._turn
         count = 0
         if beside:
-            lacking = _COVER * self._last_ms - self._executor.beside_ms()
+            lacking = _COVER * self._last_ms - self._executor.beside_ms().mean
             for kind in self._work.upcoming(len(self._work.kinds)):
                 if lacking <= 0:
                     break
                 lacking -= self._alone_ms[layout, kind]
                 count += 1
-        self._executor.step_launched(StepPlan(layout, beside=count), self._work, self._last_ms)
+        self._executor.step_launched(StepPlan(layout, beside=count), self._work)
 
     def step_ended(self) -> None:
         """A result is in: take what the device has measured."""

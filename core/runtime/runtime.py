@@ -37,7 +37,7 @@ from core.policy.types import WHOLE, Layout, Predictor, StepPlan, StepState, Tas
 from core.predictor.moving import MovingPredictor
 from core.predictor.two_stage import TwoStagePredictor
 from core.runtime.clock import StepClock
-from core.runtime.executor import Executor, Size
+from core.runtime.executor import NO_TIME, Executor, Size
 from core.runtime.guard import Guard
 from core.runtime.job import JobRun
 from core.runtime.limits import Applied, Limits
@@ -197,11 +197,9 @@ class Runtime:
         if self._profiler is not None and self._measured_batch is not None:
             self._profiler.step_launched()
             return
-        plan, size = self._step_plan, self._step_size
-        self._interval.last_plan = plan
-        expected = self._predictor.decode_ms(plan.layout, size.padded, size.kv_tokens, size.max_kv)
+        plan = self._interval.last_plan = self._step_plan
         work = self if self._job is not None and not plan.pause else None
-        self._queued.executor.step_launched(plan, work, expected if isfinite(expected) else 0.0)
+        self._queued.executor.step_launched(plan, work)
 
     def launch(self, layout: Layout) -> TaskletKind | None:
         """The executor asks for the job's next tasklet on a layout's finetune stream."""
@@ -382,6 +380,7 @@ class Runtime:
         queued = self._engine.queued
         applied = self._limits.applied(load.running, load.adapters)
         free_pages, kv_tokens_per_page = self._engine.memory.room if self._engine.memory is not None else (0, 0.0)
+        beside = queued.executor.beside_ms() if queued is not None else NO_TIME
         state = StepState(
             batch=len(load.running),
             padded=len(load.running) if queued is None else queued.padded(len(load.running)),
@@ -395,7 +394,8 @@ class Runtime:
             layouts=tuple(queued.partitions) if queued is not None else (WHOLE,),
             free_pages=free_pages,
             layout=queued.executor.layout if queued is not None else WHOLE,
-            beside_ms=queued.executor.beside_ms() if queued is not None else 0.0,
+            beside_ms=beside.bound,
+            beside_mean_ms=beside.mean,
             target_ms=self._gap_ms(applied),
             kv_tokens_per_page=kv_tokens_per_page,
         )

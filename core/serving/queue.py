@@ -22,9 +22,9 @@ from core.memory.arena import ArenaError
 from core.memory.rate import GPU_RATE
 from core.memory.slot import SlotMemory
 from core.partition import green
-from core.policy.types import Layout, TaskletKind
+from core.policy.types import Layout, Predictor, TaskletKind
 from core.predictor.profile import Machine, MicroBatch
-from core.runtime.executor import Executor, Size
+from core.runtime.executor import Executor, Expectation, Expected, Size
 from core.runtime.profiles import PROFILES, ProfileStore, Profiling
 from core.runtime.profiling import Profiler
 from core.runtime.runtime import Queued
@@ -77,21 +77,17 @@ class DecodeQueue:
         self.slot = slot.rank, slot.micro_batch_tokens
         finetune = {part.layout: part.finetune for part in partitions.parts}
 
-        def new_executor(tasklet_ms: Callable[[Layout, TaskletKind, Size], float]) -> Executor:
+        def new_executor(expectation: Expectation) -> Executor:
             return Executor(
                 scheduler.forward_stream,
                 finetune,
                 select=decode.select,
                 new_event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-                tasklet_ms=tasklet_ms,
+                expectation=expectation,
             )
 
-        def predicted_ms(layout: Layout, kind: TaskletKind, size: Size) -> float:
-            # Another one once a profile is taken.
-            return self.profiling.predictor.tasklet_ms(layout, kind, size.padded, size.kv_tokens)
-
         places = {part.layout: streams.index(part.finetune) for part in partitions.parts}
-        self.queued = Queued(new_executor(predicted_ms), places, decode.padded)
+        self.queued = Queued(new_executor(_Predicted(lambda: self.profiling.predictor)), places, decode.padded)
         logger.warning(
             "%d layouts: decode graphs took %.1f s and %.2f GiB, tasklets of rank %d and %d tokens %.1f s and %.2f GiB",
             len(partitions.parts),
@@ -193,6 +189,22 @@ class DecodeQueue:
         if memory is not None:
             torch.cuda.synchronize(self._device)
             memory.unmap()
+
+
+class _Predicted:
+    """What the predictor says, which is another one once a profile is taken."""
+
+    def __init__(self, predictor: Callable[[], Predictor]) -> None:
+        self._predictor = predictor
+
+    def decode_ms(self, layout: Layout, size: Size, beside: TaskletKind | None) -> float:
+        """Of a step, as the executor's `Expectation`."""
+        return self._predictor().decode_ms(layout, size.padded, size.kv_tokens, size.max_kv, beside)
+
+    def tasklet_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> Expected:
+        """Of a tasklet."""
+        predictor, at = self._predictor(), (layout, kind, size.padded, size.kv_tokens)
+        return Expected(predictor.tasklet_mean_ms(*at), predictor.tasklet_ms(*at))
 
 
 def _machine(sms: int, model: str, dtype: torch.dtype) -> Machine:

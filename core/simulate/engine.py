@@ -176,6 +176,7 @@ class Simulation:
             self._free_pages(),
             self._layout,
             rest_ms,
+            rest_ms,
             (self._scenario.target_ms,) if size else (),
             KV_BLOCK_TOKENS / device.pages_per_block,
         )

@@ -23,7 +23,9 @@ class Clockwork:
         self.slower = {WHOLE: 1.0, SMALL: 4.0, HALF: 2.0, CONFINED: 3.0}
         self.stale = stale
 
-    def decode_ms(self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0) -> float:
+    def decode_ms(
+        self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0, beside: TaskletKind | None = None
+    ) -> float:
         return self.steps[WHOLE]
 
     def decode_upper_ms(

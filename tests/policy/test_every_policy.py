@@ -32,13 +32,14 @@ def states(draw: st.DrawFn) -> StepState:
         for n in range(draw(st.integers(0, 3)))
     )  # fmt: skip
     layout = draw(st.sampled_from((WHOLE, *parts)))
+    left = draw(st.floats(0.0, 12.0)) if layout != WHOLE else 0.0
     return StepState(
         batch=batch, padded=batch, kv_tokens=500 * batch, max_kv=500, waiting=draw(st.integers(0, 3)),
         prefill_waiting=draw(st.sampled_from((0, 0, 0, 700))),
         slack_ms=tuple(target + draw(st.floats(-30.0, 30.0)) for target in targets), target_ms=tuple(targets),
         inflight_ms=draw(st.sampled_from((0.0, 0.0, 2.5, 11.0))), jobs=jobs, layouts=(WHOLE, *parts),
         free_pages=draw(st.integers(0, 60)), layout=layout,
-        beside_ms=draw(st.floats(0.0, 12.0)) if layout != WHOLE else 0.0,
+        beside_ms=left, beside_mean_ms=left * draw(st.floats(0.5, 1.0)),
     )  # fmt: skip
 
 

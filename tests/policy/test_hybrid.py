@@ -65,8 +65,8 @@ def test_a_part_that_is_kept_busy_is_so_when_its_tasklets_take_what_they_mostly_
     job = JobView("job", ("forward",) * 20, tokens_per_tasklet=10.0)
     here = state(slack_ms=(11.0,), layouts=(WHOLE, HALF), jobs=(job,))
     assert POLICY.plan(here, Scattered(), POLICY.MEMORY)[0].beside == 4  # of 2.5 ms, the step takes 10
-    going = state(slack_ms=(11.0,), layouts=(WHOLE, HALF), jobs=(job,), layout=HALF, beside_ms=8.0)
-    assert POLICY.plan(going, Scattered(), POLICY.MEMORY)[0].beside == 2  # two more run for 5 ms on average
+    going = state(slack_ms=(11.0,), layouts=(WHOLE, HALF), jobs=(job,), layout=HALF, beside_ms=8.0, beside_mean_ms=5.0)
+    assert POLICY.plan(going, Scattered(), POLICY.MEMORY)[0].beside == 2  # what runs there has 5 ms to go, as have two
 
 
 def test_a_request_that_was_served_early_lends_its_gain() -> None:

@@ -56,7 +56,7 @@ def test_a_part_gets_just_what_keeps_it_busy_during_the_step(name: str) -> None:
     for _ in range(2):
         plan, memory = policy.plan(state(slack_ms=(50.0,), layouts=(WHOLE, HALF)), Clockwork(), memory)
     assert (plan.layout, plan.beside) == (HALF, 3)  # 4 ms each next to a step of 10
-    running = state(slack_ms=(50.0,), layouts=(WHOLE, HALF), layout=HALF, beside_ms=3.0)
+    running = state(slack_ms=(50.0,), layouts=(WHOLE, HALF), layout=HALF, beside_ms=3.0, beside_mean_ms=3.0)
     assert policy.plan(running, Clockwork(), memory)[0].beside == 2
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from core.policy.types import Layout, TaskletKind
-from core.runtime.executor import Executor
+from core.runtime.executor import Executor, Expected, Size
 
 
 class Clock:
@@ -71,6 +72,19 @@ class Job:
         return "forward"
 
 
+class Steady(NamedTuple):
+    """Expects every step, and every tasklet, to take the same."""
+
+    step_ms: float
+    each_ms: float
+
+    def decode_ms(self, layout: Layout, size: Size, beside: TaskletKind | None) -> float:
+        return self.step_ms
+
+    def tasklet_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> Expected:
+        return Expected(self.each_ms, self.each_ms)
+
+
 class Engine:
     """Decode on a fake device in SGLang's order: with `overlap`, a step is launched when the last but one is over."""
 
@@ -82,8 +96,10 @@ class Engine:
             layout: parts.setdefault(layout.finetune_sms, Stream(f"finetune {layout.finetune_sms}", self.clock))
             for layout in layouts
         }
-        self.decode_ms = decode_ms
+        self._tasklet_ms = tasklet_ms
+        self.expected_ms = decode_ms
         self.slower = 1.0  # how many times as long tasklets are expected to take next to a step
+        self.scatter = 1.0  # their bound, as many times that
         self.selected: list[Layout] = []
         self.steps: list[tuple[Layout, float, float]] = []
         self.job = Job(self.finetune, tasklet_ms)
@@ -92,11 +108,18 @@ class Engine:
             self.finetune,
             select=self.selected.append,
             new_event=lambda: Event(self.clock),
-            tasklet_ms=lambda layout, kind, size: tasklet_ms[layout] * (self.slower if size.padded else 1.0),
+            expectation=self,
             clock=self.clock,
             **bound,
         )
 
+    def decode_ms(self, layout: Layout, size: Size, beside: TaskletKind | None) -> float:
+        return self.expected_ms
+
+    def tasklet_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> Expected:
+        mean = self._tasklet_ms[layout] * (self.slower if size.padded else 1.0)
+        return Expected(mean, mean * self.scatter)
+
     def launch_decode(self, layout: Layout) -> None:
         """What the engine does between `begin_step` and `step_launched`."""
-        self.steps.append((layout, *self.decode.run(self.decode_ms)))
+        self.steps.append((layout, *self.decode.run(self.expected_ms)))

@@ -24,7 +24,7 @@ from core.runtime.memory import Broker
 from core.runtime.runtime import Load, Prepared, Queued, Runtime
 from tests.finetune import small
 from tests.runtime import device
-from tests.runtime.device import Event
+from tests.runtime.device import Event, Steady
 from tests.runtime.kv_rows import KvRows
 from tests.runtime.link import PromptEnd
 from tests.runtime.test_runtime import HELLO
@@ -202,7 +202,7 @@ class Serving:
         self.job: Launched | None = None
         self.executor = Executor(
             self.decode, {WHOLE: self.stream}, select=lambda layout: None, new_event=lambda: Event(self.clock),
-            tasklet_ms=lambda layout, kind, size: TASKLET_MS, clock=self.clock,
+            expectation=Steady(STEP_MS, TASKLET_MS), clock=self.clock,
         )  # fmt: skip
 
         def prepared(order: StartJob) -> Launched:

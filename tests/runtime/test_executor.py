@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from core.policy.types import WHOLE, Layout, StepPlan
-from core.runtime.executor import Size
+from core.runtime.executor import NO_TIME, Size
 from tests.runtime.device import Engine
 
 SPLIT = Layout("split", 96, 36)
@@ -22,7 +22,7 @@ def engine(decode_ms: float = 6.0, bound_ms: float = 60.0) -> Engine:
 def step(e: Engine, plan: StepPlan) -> tuple[int, int]:
     e.executor.begin_step(plan.layout, SIZE)
     e.launch_decode(plan.layout)
-    return e.executor.step_launched(plan, e.job, e.decode_ms)
+    return e.executor.step_launched(plan, e.job)
 
 
 def run(e: Engine, plans: list[StepPlan], overlap: bool) -> None:
@@ -194,22 +194,64 @@ def test_inflight_counts_what_holds_the_next_step_and_beside_what_outlasts_this_
     e = engine()
     step(e, StepPlan(after=2))
     assert e.executor.inflight_ms() == pytest.approx(4.0)
-    assert e.executor.beside_ms() == 0.0
+    assert e.executor.beside_ms() == NO_TIME
     other = engine()
     step(other, StepPlan(SPLIT, beside=3))
     assert other.executor.inflight_ms() == 0.0
-    assert other.executor.beside_ms() == pytest.approx(6.0)
+    assert other.executor.beside_ms().mean == pytest.approx(6.0)
     other.clock.ms = 2.0
-    assert other.executor.beside_ms() == pytest.approx(6.0)  # both have 2 ms less to go
+    assert other.executor.beside_ms().mean == pytest.approx(6.0)  # both have 2 ms less to go
 
 
 def test_what_outlasts_a_step_went_on_next_to_it_at_the_pace_there() -> None:
     e = engine(decode_ms=6.0)
     e.slower = 2.0
     step(e, StepPlan(SPLIT, beside=3))  # 8 ms each next to the step: when it is over, a quarter of the first is left
-    assert e.executor.beside_ms() == pytest.approx(1.0 + 2 * 4.0)
+    assert e.executor.beside_ms().mean == pytest.approx(1.0 + 2 * 4.0)
     e.clock.ms = 3.0
-    assert e.executor.beside_ms() == pytest.approx(1.0 + 2 * 4.0)
+    assert e.executor.beside_ms().mean == pytest.approx(1.0 + 2 * 4.0)
+
+
+def test_what_is_left_on_a_part_is_told_on_average_and_at_most() -> None:
+    e = engine(decode_ms=6.0)
+    e.scatter = 1.5
+    step(e, StepPlan(SPLIT, beside=3))
+    left = e.executor.beside_ms()
+    assert left.mean == pytest.approx(3 * 4.0 - 6.0)
+    assert left.bound == pytest.approx(3 * 6.0 - 6.0)
+
+
+def test_steps_that_take_longer_than_expected_do_not_add_up() -> None:
+    """And shorter ones neither: each result that comes in says where the device is."""
+    for really in (3.0, 9.0):
+        e = engine(decode_ms=6.0)
+        for _ in range(20):
+            e.executor.begin_step(SPLIT, SIZE)
+            e.steps.append((SPLIT, *e.decode.run(really)))
+            e.executor.step_launched(StepPlan(SPLIT), None)
+            if len(e.steps) > 1:
+                e.clock.ms = e.steps[-2][2]
+                e.executor.collect()
+        e.executor.begin_step(SPLIT, SIZE)
+        e.steps.append((SPLIT, *e.decode.run(6.0)))
+        e.executor.step_launched(StepPlan(SPLIT, beside=5), e.job)
+        assert e.executor.beside_ms().mean == pytest.approx(5 * 4.0 - 12.0)  # one step is under way, and one follows
+
+
+def test_a_tasklet_that_began_in_the_middle_of_a_step_has_run_since_then() -> None:
+    e = engine(decode_ms=6.0)
+    step(e, StepPlan(SPLIT, beside=4))  # 4 ms each: the second begins 2 ms before the step is over
+    step(e, StepPlan(SPLIT))
+    e.clock.ms = 6.0
+    e.executor.collect()
+    assert e.executor.beside_ms().mean == pytest.approx(4 * 4.0 - 12.0)
+
+
+def test_work_on_a_part_has_no_time_while_decode_waits_for_the_whole_device() -> None:
+    e = engine(decode_ms=6.0)
+    run(e, [StepPlan(SPLIT, after=2), StepPlan(SPLIT, beside=3)], overlap=True)
+    # 4 ms behind the first step are followed by the second, next to which 6 of the 12 ms on its part are done
+    assert e.executor.beside_ms().mean == pytest.approx(3 * 4.0 - 6.0)
 
 
 def test_what_is_behind_an_earlier_step_is_no_part_of_the_next_gap() -> None:
@@ -289,11 +331,11 @@ def test_a_failing_tasklet_leaves_the_steps_in_order(index: int) -> None:
     e.executor.begin_step(SPLIT, SIZE)
     e.launch_decode(SPLIT)
     with pytest.raises(RuntimeError):
-        e.executor.step_launched(StepPlan(SPLIT, beside=2, after=2), e.job, e.decode_ms)
+        e.executor.step_launched(StepPlan(SPLIT, beside=2, after=2), e.job)
     e.job.fail_at = None
     e.executor.begin_step(WHOLE, SIZE)
     e.launch_decode(WHOLE)
-    e.executor.step_launched(StepPlan(), None, e.decode_ms)
+    e.executor.step_launched(StepPlan(), None)
     e.clock.ms = 100.0
     steps, ran = e.executor.collect()
     assert len(steps) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +16,12 @@ from core.policy.types import WHOLE, Layout, TaskletKind
 from core.predictor.moving import MovingPredictor
 from core.predictor.profile import Machine, MicroBatch, Profile, read_profile
 from core.predictor.two_stage import TwoStagePredictor
-from core.runtime.executor import Executor, Size
+from core.runtime.executor import Executor, Expectation, Size
 from core.runtime.profiles import ProfileStore, Profiling, forget
 from core.runtime.profiling import SETTLE, STEPS, Profiler, Turn, turns
 from core.runtime.runtime import Load, Prepared, Queued, Runtime
 from core.serving import activation
-from tests.runtime.device import Clock, Event, Stream
+from tests.runtime.device import Clock, Event, Steady, Stream
 from tests.runtime.test_runtime import HELLO
 
 SPLIT, CONFINED = Layout("split", 64, 68), Layout("confined", 0, 68)
@@ -66,10 +66,10 @@ class Bench:
         )  # fmt: skip
         self._ends: list[float] = []
 
-    def executor(self, tasklet_ms: Callable[[Layout, TaskletKind, Size], float]) -> Executor:
+    def executor(self, expectation: Expectation) -> Executor:
         return Executor(
             self.decode, self.finetune, select=self.selected.append, new_event=lambda: Event(self.clock),
-            tasklet_ms=tasklet_ms, clock=self.clock,
+            expectation=expectation, clock=self.clock,
         )  # fmt: skip
 
     def step(self, number: int, requests: int, context: int) -> None:
@@ -263,7 +263,7 @@ class Announced:
         url = f"ipc://{folder}/link.sock"
         self.control = ControlEnd(url)
         places = {WHOLE: 0, SPLIT: 1, CONFINED: 1}
-        main = bench.executor(lambda layout, kind: MS[kind])
+        main = bench.executor(Steady(6.0, 2.0))
         self.runtime = Runtime(
             Prepared(
                 hello=HELLO, device=torch.device("cpu"), prepare=_no_job,

@@ -19,7 +19,7 @@ from core.policy.types import WHOLE, TaskletKind
 from core.runtime.executor import Executor
 from core.runtime.runtime import Load, Prepared, Queued, Runtime
 from tests.finetune import small
-from tests.runtime.device import Clock, Event, Stream
+from tests.runtime.device import Clock, Event, Steady, Stream
 from tests.runtime.link import PromptEnd
 from tests.runtime.test_runtime import HELLO
 
@@ -63,7 +63,7 @@ class Bench:
             {WHOLE: self.finetune},
             select=lambda layout: None,
             new_event=lambda: Event(self.clock),
-            tasklet_ms=lambda layout, kind, size: TASKLET_MS,
+            expectation=Steady(DECODE_MS, TASKLET_MS),
             clock=self.clock,
         )
         self.steps: list[tuple[float, float]] = []

@@ -28,6 +28,7 @@ from tests.finetune.test_captured import (
     run,
     source,
 )
+from tests.runtime.device import Steady
 
 pytestmark = [
     pytest.mark.gpu,
@@ -103,7 +104,7 @@ class Engine:
             {part.layout: part.finetune for part in self.partitions.parts},
             select=select,
             new_event=lambda: torch.cuda.Event(enable_timing=True),
-            tasklet_ms=lambda layout, kind, size: 1.0,
+            expectation=Steady(0.1, 1.0),
             bound_ms=1e9,
         )
         decoded: list[torch.Tensor] = []
@@ -119,7 +120,7 @@ class Engine:
                 self.graphs[selected].replay()
                 if len(decoded) % 8 == 0:
                     decoded.append(self.tensor[::4096].clone())
-            executor.step_launched(plan, self, 0.1)
+            executor.step_launched(plan, self)
             executor.collect()
         torch.cuda.synchronize()
         losses = [result.loss for result in self.trainer.results()]
