@@ -225,7 +225,9 @@ class Bench:
         self._last = (number, now) if whole else None
         for step in steps:
             self._expected = step.ms
-            if point.mode == "policy" and step.padded:
+            if step.first:
+                record["first_ms"].append(round(step.ms, 2))
+            elif point.mode == "policy" and step.padded:
                 size = step.padded, step.kv_tokens
                 bound = self._predictor.decode_upper_ms(step.layout, *size, step.beside, step.max_kv)
                 if self._predictor.observe_step(step.layout, *size, step.ms, step.beside, step.max_kv):
@@ -287,6 +289,7 @@ class Bench:
         self.records[number] = {
             "gaps": [], "seen": 0, "trained": 0.0, "ran": [], "steps": [], "host": [], "beside": 0, "after": 0,
             "layouts": Counter(), "reasons": Counter(), "outlasted": defaultdict(list),
+            "first_ms": [],
         }  # fmt: skip
         point = self.points[number]
         if point.mode == "policy":
@@ -349,6 +352,7 @@ class Bench:
             "layouts": " ".join(f"{layout}:{steps}" for layout, steps in record["layouts"].most_common()),
             "reasons": dict(record["reasons"].most_common(4)),
             "outlasted": {where: [len(found), *sorted(found)[-3:]] for where, found in record["outlasted"].items()},
+            "first_ms": record["first_ms"][-1:],
             "worst": sorted(((round(ms, 2), n) for n, ms in enumerate(record["gaps"])), reverse=True)[:3],
         }  # fmt: skip
         with (self._folder / "points.jsonl").open("ab") as file:

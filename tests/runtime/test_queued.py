@@ -103,10 +103,10 @@ class Bench:
     def load(self) -> Load:
         return Load(("a", "b"), 0, 0, 200, 100, 100, 1000)
 
-    def step(self) -> None:
+    def step(self, ms: float = DECODE_MS) -> None:
         """One turn of the overlap loop: launch a step, then take the result of the one before."""
         self.runtime.decode_begins(self.load())
-        self.steps.append(self.decode.run(DECODE_MS))
+        self.steps.append(self.decode.run(ms))
         self.runtime.decode_launched()
         if len(self.steps) > 1:
             self.clock.ms = max(self.clock.ms, self.steps[-2][1])
@@ -185,6 +185,21 @@ def test_when_nothing_decodes_the_device_is_kept_busy_within_the_bound(bench: Be
 
     bench.until("succeeded", turn)
     assert 0.0 < max(queued) <= 20.0 + TASKLET_MS
+
+
+@pytest.mark.parametrize("after_prefill", [True, False])
+def test_nothing_is_learnt_from_the_first_step_after_a_prefill(bench: Bench, after_prefill: bool) -> None:
+    for _ in range(60):
+        bench.step()
+    if after_prefill:
+        bench.executor.other_batch()
+    bench.step(300.0)  # the device has waited for its launch
+    for _ in range(20):
+        bench.step()
+    bench.receive()
+    told = [message.predicted_step_ms for message in bench.received if isinstance(message, Telemetry)][-1]
+    assert told is not None
+    assert (told == pytest.approx(DECODE_MS)) is after_prefill
 
 
 @pytest.mark.parametrize("index", [0, 1, 5])
