@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from core.predictor.window import RollingQuantile
 
 _CLIP = 0.3  # one measurement moves a correction as if it were at most this far off: a hiccup is not a trend
-_WINDOW = 400
+WINDOW = 400
 
 
 class Scale:
@@ -39,8 +39,8 @@ class Bound:
 
     def __init__(self, prior: Sequence[float], miss: float) -> None:
         self._prior = tuple(prior)
-        self._all = RollingQuantile(_WINDOW, miss)
-        self._buckets = [RollingQuantile(_WINDOW, miss) for _ in prior]
+        self._all = RollingQuantile(WINDOW, miss)
+        self._buckets = [RollingQuantile(WINDOW, miss) for _ in prior]
         self.factors = list(prior)
 
     def learn(self, bucket: int, ratio: float) -> None:

@@ -7,11 +7,14 @@ the quick one leaks back to 1, so that what lasts ends up where it belongs. The 
 conformal quantile of that ratio per (partition, kind, load bucket); while a bucket has too few steps, that of the
 (partition, kind), and before that what the profile's own p99 says. A policy prefers what is bounded too low by chance,
 so the steps that run miss more often than the steps that could: one factor common to all bounds rises with each miss
-and falls with each step that held, which keeps the rate of those that run (adaptive conformal inference).
+and falls with each step that held, which keeps the rate of those that run (adaptive conformal inference). The tasklets
+behind one step are slow together (a GPU's clock drops about a second after it has got much to do), so what all of them
+took has a quantile of its own, over the sum of their bounds.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from math import inf
 
@@ -20,11 +23,12 @@ import numpy as np
 from core.errors import Invalid
 from core.policy.types import WHOLE, Layout, TaskletKind
 from core.predictor.fit import TwoStage
-from core.predictor.online import Bound, Scale
+from core.predictor.online import WINDOW, Bound, Scale
 from core.predictor.profile import Point, Profile
 from core.predictor.slowdown import Slowdown
 from core.predictor.stale import MissWatch
 from core.predictor.table import FactorTable, Grid, StepTable, grid_of
+from core.predictor.window import RollingQuantile
 
 _DEVICE_FORGETTING, _OWN_FORGETTING = 0.9, 0.98
 _QUIET = 0.06  # up to so far off a step tells of its own partition and load, what is beyond tells of the device
@@ -32,6 +36,8 @@ _DEVICE_VARIANCE, _OWN_VARIANCE = 0.1, 1.0  # a partition's first steps say what
 _SETTLED = 30  # steps after which a partition's ratio tells of the device
 _LEAK = 0.001  # of the device's correction per step
 _WIDEN, _NARROWEST, _WIDEST = 0.01, 0.97, 1.1  # by a miss, and how far the common factor of all bounds may go
+_PLANNED_AHEAD = 3  # steps that an engine with overlap has planned, at most, before it sees what the first one took
+_TOGETHER = 1.2  # what tasklets behind a step may be late by together; more is a hiccup, which no bound is made for
 _FADE_STEPS = 512  # what was not measured in so many steps begins to be forgotten
 _TAIL_OCTAVES = 1.0  # reach of a measured p99 in batch and KV tokens
 _FIT_ERROR = 0.03  # what a prediction between measured sizes may be off by, until steps were seen
@@ -86,11 +92,17 @@ class TwoStagePredictor:
         self._device = Scale(_DEVICE_FORGETTING, _DEVICE_VARIANCE)
         self._widening = 1.0
         self._watch = MissWatch()
+        # Tasklets on the whole device since the last step: what they took, and what their bounds were when that was
+        # planned; such ratios; and the bounds by kind at the last steps.
+        self._behind_ms = self._behind_planned_ms = 0.0
+        self._behind = RollingQuantile(WINDOW, miss)
+        self._planned: deque[dict[TaskletKind, float]] = deque(maxlen=_PLANNED_AHEAD)
         self._steps: dict[tuple[Layout, TaskletKind | None], _Surface] = {}
         self._tasklets: dict[tuple[Layout, TaskletKind], _Tasklet] = {}
         self._fit_steps(profile)
         if profile.tasklets:
             self._fit_tasklets(profile)
+        self._whole = {kind: tasklet for (layout, kind), tasklet in self._tasklets.items() if layout == WHOLE}
 
     @property
     def stale(self) -> str:
@@ -112,6 +124,7 @@ class TwoStagePredictor:
         named takes as long."""
         for (_, kind), tasklet in self._tasklets.items():
             tasklet.relative = relative.get(kind, 1.0)
+        self._planned.clear()
 
     def decode_ms(
         self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0, beside: TaskletKind | None = None
@@ -138,7 +151,8 @@ class TwoStagePredictor:
         tasklet = self._tasklets.get((layout, kind))
         if tasklet is None:
             return inf
-        return tasklet.ms(padded, kv_tokens) * tasklet.bound.factors[0]
+        together = max(1.0, self._behind.value or 1.0) if layout == WHOLE else 1.0
+        return tasklet.ms(padded, kv_tokens) * tasklet.bound.factors[0] * together
 
     def tasklet_mean_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
         """As predicted. ``inf`` for what was not measured."""
@@ -155,6 +169,10 @@ class TwoStagePredictor:
         max_kv: int = 0,
     ) -> bool:
         """Learn one step; True when it outlasted its bound. Steps outside the grid teach nothing."""
+        if self._behind_planned_ms:
+            self._behind.push(min(self._behind_ms / self._behind_planned_ms, _TOGETHER))
+            self._behind_ms = self._behind_planned_ms = 0.0
+        self._planned.append({kind: one.ms(0, 0) * one.bound.factors[0] for kind, one in self._whole.items()})
         surface = self._steps.get((layout if beside is not None else _alone(layout), beside))
         if surface is None:
             return False
@@ -188,6 +206,9 @@ class TwoStagePredictor:
         predicted = tasklet.ms(padded, kv_tokens) if tasklet is not None else inf
         if tasklet is None or predicted == inf:
             return
+        if layout == WHOLE and self._planned:
+            self._behind_ms += ms
+            self._behind_planned_ms += self._planned[0][kind]
         tasklet.bound.learn(0, ms / predicted)
         tasklet.scale.learn(ms / predicted)
 

@@ -193,6 +193,37 @@ def test_tasklet_times_are_corrected_too(predictor: TwoStagePredictor) -> None:
     predictor.observe_tasklet(Layout("split", 8, 124), "forward", 1.0)  # without a fit: not an error
 
 
+def test_tasklets_behind_a_step_that_are_slow_together_are_bounded_together(predictor: TwoStagePredictor) -> None:
+    rng, late, runs = np.random.default_rng(0), 0, 1000
+    planned = [0.0] * 3  # an engine plans two steps before it has seen what they took
+    for run in range(runs):
+        planned = [*planned[1:], 20 * predictor.tasklet_ms(WHOLE, "forward")]
+        slow = 1.12 if run % 100 < 3 else 1.0  # three steps of each hundred, as after a clock that drops
+        took = [slow * TASKLETS["forward"] * rng.normal(1.0, 0.01) for _ in range(20)]
+        late += run >= 100 and sum(took) > planned[0]
+        for ms in took:
+            predictor.observe_tasklet(WHOLE, "forward", ms)
+        predictor.observe_step(WHOLE, *SIZE, step_ms(WHOLE, *SIZE, beside=False))
+    assert late <= 0.015 * runs
+    assert predictor.tasklet_ms(WHOLE, "forward") < 1.2 * TASKLETS["forward"]
+
+
+def test_neither_a_hiccup_nor_another_job_leaves_long_bounds_behind_the_steps(predictor: TwoStagePredictor) -> None:
+    def steps(count: int, ms: float) -> None:
+        for _ in range(count):
+            for _ in range(4):
+                predictor.observe_tasklet(WHOLE, "forward", ms)
+            predictor.observe_step(WHOLE, *SIZE, step_ms(WHOLE, *SIZE, beside=False))
+
+    steps(120, TASKLETS["forward"])
+    predictor.another_job({"forward": 3.0})
+    steps(120, 3 * TASKLETS["forward"])
+    assert predictor.tasklet_ms(WHOLE, "forward") < 3 * 1.1 * TASKLETS["forward"]
+    steps(1, 60 * TASKLETS["forward"])
+    steps(120, 3 * TASKLETS["forward"])
+    assert predictor.tasklet_ms(WHOLE, "forward") < 3 * 1.3 * TASKLETS["forward"]
+
+
 def test_tasklets_of_a_job_on_another_base_take_as_much_longer_as_was_measured_until_it_is_over(
     predictor: TwoStagePredictor,
 ) -> None:
