@@ -16,8 +16,8 @@ would be the p99. The step in which all end does not count either.
 
 A row's finetune_tokens_s counts tasklets that ended while the point was measured, each for its share of a micro-batch
 by its time on the whole device; micro-batches have no padding. outlasted: by layout, how many of a policy's steps took
-longer than their bound, and ms and bound of the longest; first_ms: what the first step of the point took, which may
-hold time in which the GPU waited for its launch, and which no policy learns from.
+longer than their bound, and ms and bound of the longest; early_ms: what the first two steps of the point took, which
+may hold time in which the GPU waited for their launch, and which no policy learns from.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def _rows(options: Any, points: list[Point], measured: list[dict[str, Any]]) -> 
                 "finetune_tokens_s": round(found["tokens_s"]), "solo_p50_ms": _quantile(alone, 0.5),
                 "solo_p99_ms": _quantile(alone, 0.99), "host_us_p50": found["host_us_p50"],
                 "beside": found["beside"], "after_mean": found["after"], "reasons": found["reasons"],
-                "worst_ms_step": found["worst"], "outlasted": found["outlasted"], "first_ms": found["first_ms"],
+                "worst_ms_step": found["worst"], "outlasted": found["outlasted"], "early_ms": found["early_ms"],
             }
         )  # fmt: skip
     return rows

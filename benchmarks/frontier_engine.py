@@ -225,8 +225,8 @@ class Bench:
         self._last = (number, now) if whole else None
         for step in steps:
             self._expected = step.ms
-            if step.first:
-                record["first_ms"].append(round(step.ms, 2))
+            if step.early:
+                record["early_ms"].append(round(step.ms, 2))
             elif point.mode == "policy" and step.padded:
                 size = step.padded, step.kv_tokens
                 bound = self._predictor.decode_upper_ms(step.layout, *size, step.beside, step.max_kv)
@@ -289,7 +289,7 @@ class Bench:
         self.records[number] = {
             "gaps": [], "seen": 0, "trained": 0.0, "ran": [], "steps": [], "host": [], "beside": 0, "after": 0,
             "layouts": Counter(), "reasons": Counter(), "outlasted": defaultdict(list),
-            "first_ms": [],
+            "early_ms": [],
         }  # fmt: skip
         point = self.points[number]
         if point.mode == "policy":
@@ -352,7 +352,7 @@ class Bench:
             "layouts": " ".join(f"{layout}:{steps}" for layout, steps in record["layouts"].most_common()),
             "reasons": dict(record["reasons"].most_common(4)),
             "outlasted": {where: [len(found), *sorted(found)[-3:]] for where, found in record["outlasted"].items()},
-            "first_ms": record["first_ms"][-1:],
+            "early_ms": record["early_ms"][-2:],
             "worst": sorted(((round(ms, 2), n) for n, ms in enumerate(record["gaps"])), reverse=True)[:3],
         }  # fmt: skip
         with (self._folder / "points.jsonl").open("ab") as file:

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from core.policy.types import WHOLE, Layout, StepPlan, TaskletKind
 
 BOUND_MS = 60.0
+_EARLY = 2  # steps after something else than decode, whose time says little
 
 
 class Event(Protocol):
@@ -67,8 +68,9 @@ class Expectation(Protocol):
 
 class Step(NamedTuple):
     """A finished decode step: its ms from the moment at which the device was free for it, the kind of a tasklet that
-    ran beside it, the first that was queued with it or the last of those from before, and whether it was the first
-    after something else than decode, so that its ms may hold time in which the device waited for its launch."""
+    ran beside it, the first that was queued with it or the last of those from before, and whether it was one of the
+    first two after something else than decode. The device may have waited for the launch of these: the engine made up
+    a new batch for the first, and before it launched the second it handed out what a prefill gave."""
 
     layout: Layout
     padded: int
@@ -76,7 +78,7 @@ class Step(NamedTuple):
     max_kv: int
     beside: TaskletKind | None
     ms: float
-    first: bool
+    early: bool
 
 
 class Ran(NamedTuple):
@@ -118,7 +120,7 @@ class _Step:
     size: Size
     begin: Event
     end: Event
-    first: bool
+    early: bool
     beside: TaskletKind | None = None
     rest: _Tasklet | None = None  # the last tasklet on its finetune part before any was queued with the step
     expected_ms: float = 0.0
@@ -152,7 +154,7 @@ class Executor:
         self._clock = clock
         self.layout = WHOLE
         self._free: Event | None = None  # the last moment on the decode stream, from which the next step counts
-        self._first = True  # the next step follows something else than decode
+        self._early = _EARLY  # of the next steps
         self._step: _Step | None = None  # being launched
         self._behind: tuple[Work, int, Event] | None = None  # tasklets put off, and the end of the step before them
         self._steps: deque[_Step] = deque()
@@ -230,8 +232,8 @@ class Executor:
         begin = self._free
         if begin is None:
             begin = self._recorded(self._decode)
-        self._step = _Step(layout, size, begin, begin, self._first)
-        self._first = False
+        self._step = _Step(layout, size, begin, begin, self._early > 0)
+        self._early = max(0, self._early - 1)
 
     def step_launched(self, plan: StepPlan, work: Work | None) -> tuple[int, int]:
         """The batch is launched: queue what the plan puts beside and behind it. Answers how many tasklets of each were
@@ -287,7 +289,7 @@ class Executor:
         """The engine launched something that is no decode step (prefill): the next step counts from its own launch."""
         self.catch_up()
         self._free = None
-        self._first = True
+        self._early = _EARLY
         self._step = None
 
     def finetuning_first(self) -> None:
@@ -374,7 +376,7 @@ class Executor:
             last = self._steps.popleft()
             beside = last.beside or _still_ran(last)
             ms = last.begin.elapsed_time(last.end)
-            steps.append(Step(last.layout, *last.size, beside, ms, last.first))
+            steps.append(Step(last.layout, *last.size, beside, ms, last.early))
         while self._tasklets and self._tasklets[0].end.query():
             tasklet = self._tasklets.popleft()
             ms = tasklet.begin.elapsed_time(tasklet.end)

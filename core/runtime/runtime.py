@@ -456,7 +456,7 @@ class Runtime:
         steps, ran = self._queued.executor.collect()
         for step in steps:
             self._interval.decode_s += step.ms / 1e3
-            if step.first:  # a bound that held for these would be far above what other steps take
+            if step.early:  # a bound that held for these would be far above what other steps take
                 continue
             self._predictor.observe_step(
                 step.layout, step.padded, step.kv_tokens, step.ms, step.beside, max_kv=step.max_kv
