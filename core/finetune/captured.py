@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -46,6 +47,7 @@ _KINDS: dict[str, TaskletKind] = {
 
 
 _TIMED = 5  # runs of a tasklet that is timed
+_REPORTS = 8  # programs that end before anybody asks for results: more than are ever queued
 # Work that computes with a layer's frozen weights.
 _WITH_LAYER = ("forward", "recompute", "backward")
 # Masters and moments, by the names that a checkpoint gives them.
@@ -73,10 +75,11 @@ class StepResult(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The work of one optimizer step, or of one evaluation, with its inputs in pinned memory. inputs: by the place of
-    the tasklet that needs them."""
+    """The work of one optimizer step, or of one evaluation, with its inputs in pinned memory. kinds: of its tasklets;
+    inputs: by the place of the tasklet that needs them."""
 
     work: tuple[Work, ...]
+    kinds: tuple[TaskletKind, ...]
     inputs: dict[int, torch.Tensor]
     scalars: torch.Tensor
     tokens: int
@@ -84,14 +87,16 @@ class Program(NamedTuple):
     trains: bool
 
     @property
-    def kinds(self) -> tuple[TaskletKind, ...]:
-        """The kinds of its tasklets, in order."""
-        return tuple(_KINDS[work.name] for work in self.work)
-
-    @property
     def layers(self) -> list[int]:
         """The layers that it computes with, in order."""
         return [work.part for work in self.work if work.name in _WITH_LAYER]
+
+
+class _Report(NamedTuple):
+    """Where the end of a program is told. values: its loss and norm, page-locked; written: when they are there."""
+
+    values: torch.Tensor
+    written: torch.cuda.Event
 
 
 class JobState:
@@ -171,7 +176,7 @@ class CapturedTrainer:
         self.streamed = streamed
         self.relative: Mapping[TaskletKind, float] = {}
         self.streams = tuple(streams)
-        self._on = [torch.cuda.stream(stream) for stream in self.streams]  # making one takes longer than a launch
+        self._entered: int | None = None  # the partition whose stream is the current one, within `on`
         self._device = weights.embed.device
         began, free = time.perf_counter(), torch.cuda.mem_get_info(self._device)[0]
         self.memory = memory
@@ -196,7 +201,8 @@ class CapturedTrainer:
             self.memory_bytes += memory.bytes
         self._constants = 0.0, 0.0, 0.0
         self._program: Program | None = None
-        self._pending: deque[tuple[torch.cuda.Event, torch.Tensor, Program]] = deque()
+        self._pending: deque[tuple[_Report, Program]] = deque()
+        self._reports = [_new_report() for _ in range(_REPORTS)]  # not in use: page-locking takes longer than a launch
         # What the next tasklet has to wait for besides the ones before it: state that is copied in or out.
         self._copied: torch.cuda.Event | None = None
 
@@ -235,7 +241,7 @@ class CapturedTrainer:
             if graph is None or kind in kinds:
                 continue
             moments = [torch.cuda.Event(enable_timing=True) for _ in range(_TIMED + 1)]  # type: ignore[no-untyped-call]
-            with self._on[0]:
+            with self.on(0):
                 for moment in moments:
                     graph.replay()
                     moment.record(stream)
@@ -291,6 +297,7 @@ class CapturedTrainer:
                 self._mapping = -1
         self._copied = current.record_event()
         self._program = None
+        self._reports += [report for report, _ in self._pending]
         self._pending.clear()
 
     def _begin(self) -> None:
@@ -343,6 +350,7 @@ class CapturedTrainer:
         trained = max(1, sum(batch.trained for batch in batches))
         return Program(
             work=tuple(work),
+            kinds=tuple(_KINDS[one.name] for one in work),
             inputs=inputs,
             scalars=torch.tensor([learning_rate or 0.0, *self._constants, 1.0 / trained]).pin_memory(),
             tokens=sum(batch.tokens for batch in batches),
@@ -377,40 +385,61 @@ class CapturedTrainer:
         self.streamed.window.feed()
         return ready(self.streamed.window, kinds)
 
+    @contextmanager
+    def on(self, partition: int) -> Iterator[None]:
+        """The partition's stream is the current one: whoever launches several tasklets there has it entered once, which
+        takes longer than a launch."""
+        outside, before = self._entered, torch.cuda.current_stream(self._device)
+        torch.cuda.set_stream(self.streams[partition])
+        self._entered = partition
+        try:
+            yield
+        finally:
+            self._entered = outside
+            torch.cuda.set_stream(before)
+
     def launch(self, partition: int, index: int) -> None:
         """Launch tasklet `index` of the program on the partition's stream; in order, each exactly once."""
-        program = self._program
+        if self._entered == partition:
+            self._launch(partition, index)
+        else:
+            with self.on(partition):
+                self._launch(partition, index)
+
+    def _launch(self, partition: int, index: int) -> None:
+        """`launch` with the stream entered."""
+        program, stream = self._program, self.streams[partition]
         assert program is not None
         buffers = self._fused.buffers
-        with self._on[partition]:
-            if self._copied is not None:
-                self.streams[partition].wait_event(self._copied)
-                self._copied = None
-            if index == 0:
-                buffers.scalars.copy_(program.scalars, non_blocking=True)
-                if self.memory is not None and self._mapping != self.memory.mappings:
-                    with torch.inference_mode(False), torch.no_grad():
-                        self._begin()
-            if index in program.inputs:
-                buffers.inputs.copy_(program.inputs[index], non_blocking=True)
-            work = program.work[index]
-            window = self.streamed.window if self.streamed is not None and work.name in _WITH_LAYER else None
-            if window is not None:
-                window.enter(self.streams[partition])
-            self._graphs[partition][work].replay()
-            if window is not None:
-                window.leave(self.streams[partition])
-            if index == len(program.work) - 1:
-                self._report(program)
+        if self._copied is not None:
+            stream.wait_event(self._copied)
+            self._copied = None
+        if index == 0:
+            buffers.scalars.copy_(program.scalars, non_blocking=True)
+            if self.memory is not None and self._mapping != self.memory.mappings:
+                with torch.inference_mode(False), torch.no_grad():
+                    self._begin()
+        if index in program.inputs:
+            buffers.inputs.copy_(program.inputs[index], non_blocking=True)
+        work = program.work[index]
+        window = self.streamed.window if self.streamed is not None and work.name in _WITH_LAYER else None
+        if window is not None:
+            window.enter(stream)
+        self._graphs[partition][work].replay()
+        if window is not None:
+            window.leave(stream)
+        if index == len(program.work) - 1:
+            self._report(program, stream)
 
-    def _report(self, program: Program) -> None:
+    def _report(self, program: Program, stream: torch.cuda.Stream) -> None:
         buffers = self._fused.buffers
         if not program.trains:
             buffers.report[:1].copy_(buffers.loss)
             buffers.loss.zero_()
-        report = torch.empty(2, pin_memory=True)
-        report.copy_(buffers.report, non_blocking=True)
-        self._pending.append((torch.cuda.current_stream(self._device).record_event(), report, program))
+        report = self._reports.pop() if self._reports else _new_report()
+        report.values.copy_(buffers.report, non_blocking=True)
+        report.written.record(stream)
+        self._pending.append((report, program))
 
     @property
     def pending(self) -> int:
@@ -420,9 +449,15 @@ class CapturedTrainer:
     def results(self) -> list[StepResult]:
         """The steps that have finished since the last call, in order."""
         finished = []
-        while self._pending and self._pending[0][0].query():  # type: ignore[no-untyped-call]
-            _, report, program = self._pending.popleft()
-            loss, norm = report.tolist()
+        while self._pending and self._pending[0][0].written.query():  # type: ignore[no-untyped-call]
+            report, program = self._pending.popleft()
+            loss, norm = report.values.tolist()
+            self._reports.append(report)
             norm = norm if program.trains else None
             finished.append(StepResult(program.tokens, program.micro_batches, loss, norm))
         return finished
+
+
+def _new_report() -> _Report:
+    with torch.inference_mode(False):
+        return _Report(torch.empty(2, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,6 +159,10 @@ class CapturedJob:
     def tokens_per_tasklet(self) -> float:
         """Tokens (without padding) of the open step, shared out over its tasklets."""
         return self._tokens_per_tasklet
+
+    def on(self, partition: int) -> AbstractContextManager[None]:
+        """See `CapturedTrainer`."""
+        return self._compute.on(partition)
 
     def launch(self, partition: int) -> TaskletKind | None:
         """Launch the next tasklet on the partition's stream, behind the one before it, whose order the caller sees to;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +36,8 @@ class RandomWork:
     ) -> None:
         self._trainer, self._places = trainer, dict(places)
         trainer.load_job(parameters or {}, scaling=1.0, weight_decay=0.0, max_grad_norm=1.0)
-        self._batch = _micro_batch(trainer.slot.micro_batch_tokens, vocabulary)
+        # The same one again and again: to pack it takes longer than to launch it.
+        self._program = trainer.program([_micro_batch(trainer.slot.micro_batch_tokens, vocabulary)], 1e-5)
         self.micro_batch_tokens = trainer.slot.micro_batch_tokens
         self._losses: deque[float] = deque(maxlen=8)
         self._load()
@@ -43,6 +45,10 @@ class RandomWork:
     def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
         """The next ones, also of the micro-batch behind the open one."""
         return (self.kinds[self._next :] + self.kinds)[:count]
+
+    def on(self, layout: Layout) -> AbstractContextManager[None]:
+        """See `CapturedTrainer`."""
+        return self._trainer.on(self._places[layout])
 
     def launch(self, layout: Layout) -> TaskletKind:
         """Queue the next one on the layout's finetune stream."""
@@ -60,7 +66,7 @@ class RandomWork:
 
     def _load(self) -> None:
         self.losses()
-        self.kinds: tuple[TaskletKind, ...] = self._trainer.load_step([self._batch], learning_rate=1e-5)
+        self.kinds: tuple[TaskletKind, ...] = self._trainer.load(self._program)
         self._next = 0
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, NamedTuple, Protocol
@@ -27,7 +28,8 @@ _EARLY = 2  # steps after something else than decode, whose time says little
 
 
 class Event(Protocol):
-    """A moment on a stream: `torch.cuda.Event` with timing."""
+    """A moment on a stream: `torch.cuda.Event` with timing. Recorded again it is that later moment; what was to wait
+    for the one before still does."""
 
     def record(self, stream: Any) -> None: ...
 
@@ -41,6 +43,9 @@ class Event(Protocol):
 
 class Work(Protocol):
     """Where tasklets come from: a job, on whichever partition it is told."""
+
+    def on(self, layout: Layout) -> AbstractContextManager[None]:
+        """What `launch` is called within, as often as it is for one layout in a row."""
 
     def launch(self, layout: Layout) -> TaskletKind | None:
         """Queue the next tasklet on the layout's finetune stream; None when there is none (any more)."""
@@ -102,13 +107,26 @@ class Size(NamedTuple):
 NOTHING = Size(0, 0, 0)
 
 
+class _Moment:
+    """What an event was recorded for. Once nobody holds the moment any more, the event is unused, to be recorded again:
+    making one takes longer than that."""
+
+    __slots__ = ("_unused", "event")
+
+    def __init__(self, event: Event, unused: list[Event]) -> None:
+        self.event, self._unused = event, unused
+
+    def __del__(self) -> None:
+        self._unused.append(self.event)
+
+
 @dataclass(slots=True)
 class _Tasklet:
     layout: Layout
     kind: TaskletKind
     size: Size
-    begin: Event
-    end: Event
+    begin: _Moment
+    end: _Moment
     alone: Expected  # without decode
     beside: Expected  # next to the decode step that it was queued with
     step: int  # how many decode steps had been launched when it was queued
@@ -118,8 +136,8 @@ class _Tasklet:
 class _Step:
     layout: Layout
     size: Size
-    begin: Event
-    end: Event
+    begin: _Moment
+    end: _Moment
     early: bool
     beside: TaskletKind | None = None
     rest: _Tasklet | None = None  # the last tasklet on its finetune part before any was queued with the step
@@ -153,10 +171,11 @@ class Executor:
         self._bound_ms = bound_ms
         self._clock = clock
         self.layout = WHOLE
-        self._free: Event | None = None  # the last moment on the decode stream, from which the next step counts
+        self._unused: list[Event] = []
+        self._free: _Moment | None = None  # the last moment on the decode stream, from which the next step counts
         self._early = _EARLY  # of the next steps
         self._step: _Step | None = None  # being launched
-        self._behind: tuple[Work, int, Event] | None = None  # tasklets put off, and the end of the step before them
+        self._behind: tuple[Work, int, _Moment] | None = None  # tasklets put off, and the end of the step before them
         self._steps: deque[_Step] = deque()
         self._launched = 0  # steps, in all
         self._tasklets: deque[_Tasklet] = deque()
@@ -225,7 +244,7 @@ class Executor:
         self.catch_up()
         if layout != self.layout:
             if self._tasklets and self._tasklets[-1].layout != WHOLE:
-                self._decode.wait_event(self._tasklets[-1].end)
+                self._decode.wait_event(self._tasklets[-1].end.event)
                 self._free = None
             self._select(layout)
             self.layout = layout
@@ -262,7 +281,7 @@ class Executor:
             return 0, 0
         if plan.after and beside == (plan.beside if step.layout != WHOLE else 0):
             self._behind = work, plan.after, step.end
-            if len(self._steps) == 1 or self._steps[-2].end.query():  # without overlap, or the engine is late
+            if len(self._steps) == 1 or self._steps[-2].end.event.query():  # without overlap, or the engine is late
                 after = self.catch_up()
         return beside, after
 
@@ -295,7 +314,7 @@ class Executor:
     def finetuning_first(self) -> None:
         """What the engine launches next waits for all finetune work that is queued."""
         if self._tasklets:
-            self._decode.wait_event(self._tasklets[-1].end)
+            self._decode.wait_event(self._tasklets[-1].end.event)
             self._free = None
 
     def idle(self, count: int, work: Work, layout: Layout = WHOLE) -> int:
@@ -306,7 +325,7 @@ class Executor:
         return queued
 
     def _queue(
-        self, work: Work, layout: Layout, count: int, start: Event | None, size: Size, queued: float | None = None
+        self, work: Work, layout: Layout, count: int, start: _Moment | None, size: Size, queued: float | None = None
     ) -> int:
         """Queue tasklets on a layout's stream, the first not before `start` and the end of the chain. queued: expected
         ms that count against the bound already, all that has not finished unless it is given."""
@@ -317,9 +336,9 @@ class Executor:
         last = self._last
         waited = start is not None
         if start is not None:
-            stream.wait_event(start)
+            stream.wait_event(start.event)
         if last is not None and self._finetune[last.layout] is not stream:
-            stream.wait_event(last.end)
+            stream.wait_event(last.end.event)
             waited = True
         fresh = waited or last is None or not self._tasklets
         begin = self._recorded(stream) if fresh or last is None else last.end
@@ -328,25 +347,26 @@ class Executor:
         if layout == WHOLE:
             self._goes_on()
         launched, known = 0, None
-        while launched < count and (not self._tasklets or queued < self._bound_ms):
-            kind = work.launch(layout)
-            if kind is None:
-                break
-            if kind != known:
-                known, (alone, beside) = kind, self._expected(layout, kind, size)
-            end = self._recorded(stream)
-            self._last = _Tasklet(layout, kind, size, begin, end, alone, beside, self._launched)
-            self._tasklets.append(self._last)
-            begin = self._last.end
-            queued += alone.bound
-            launched += 1
+        with work.on(layout):
+            while launched < count and (not self._tasklets or queued < self._bound_ms):
+                kind = work.launch(layout)
+                if kind is None:
+                    break
+                if kind != known:
+                    known, (alone, beside) = kind, self._expected(layout, kind, size)
+                end = self._recorded(stream)
+                self._last = _Tasklet(layout, kind, size, begin, end, alone, beside, self._launched)
+                self._tasklets.append(self._last)
+                begin = end
+                queued += alone.bound
+                launched += 1
         return launched
 
     def _hold(self, tasklets: int) -> None:
         """The decode stream waits for the whole-device tasklets that were just queued."""
         if tasklets:
             assert self._last is not None
-            self._decode.wait_event(self._last.end)
+            self._decode.wait_event(self._last.end.event)
             self._free = self._last.end
 
     def _expected(self, layout: Layout, kind: TaskletKind, size: Size) -> tuple[Expected, Expected]:
@@ -362,24 +382,24 @@ class Executor:
         if not self._steps and all(tasklet.layout != WHOLE for tasklet in self._tasklets):
             self._stepped = self._clock()
 
-    def _recorded(self, stream: Any) -> Event:
-        event = self._new_event()
+    def _recorded(self, stream: Any) -> _Moment:
+        event = self._unused.pop() if self._unused else self._new_event()
         event.record(stream)
-        return event
+        return _Moment(event, self._unused)
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
     def collect(self) -> tuple[list[Step], list[Ran]]:
         """What has finished since the last call, in order."""
         steps, ran, last = [], [], None
-        while self._steps and self._steps[0].end.query():
+        while self._steps and self._steps[0].end.event.query():
             last = self._steps.popleft()
             beside = last.beside or _still_ran(last)
-            ms = last.begin.elapsed_time(last.end)
+            ms = last.begin.event.elapsed_time(last.end.event)
             steps.append(Step(last.layout, *last.size, beside, ms, last.early))
-        while self._tasklets and self._tasklets[0].end.query():
+        while self._tasklets and self._tasklets[0].end.event.query():
             tasklet = self._tasklets.popleft()
-            ms = tasklet.begin.elapsed_time(tasklet.end)
+            ms = tasklet.begin.event.elapsed_time(tasklet.end.event)
             ran.append(Ran(tasklet.layout, tasklet.kind, tasklet.size.padded, tasklet.size.kv_tokens, ms))
         now = self._clock()
         if steps or any(one.layout == WHOLE for one in ran):
@@ -392,19 +412,19 @@ class Executor:
 
     def _running_ms(self, step: _Step) -> float:
         """For how long the first tasklet had run when a step ended that has just been seen to."""
-        if not self._tasklets or not self._tasklets[0].begin.query():
+        if not self._tasklets or not self._tasklets[0].begin.event.query():
             return 0.0
-        return max(0.0, self._tasklets[0].begin.elapsed_time(step.end))
+        return max(0.0, self._tasklets[0].begin.event.elapsed_time(step.end.event))
 
     def drain(self) -> None:
         """Wait until no finetune work is queued. Not for the step path: for the end of a job and of the engine."""
         if self._tasklets:
-            self._tasklets[-1].end.synchronize()
+            self._tasklets[-1].end.event.synchronize()
 
 
 def _still_ran(step: _Step) -> TaskletKind | None:
     """The kind of a tasklet from before that ran next to a finished step, which is no step alone then."""
     rest = step.rest
-    if rest is None or (rest.end.query() and step.begin.elapsed_time(rest.end) <= 0):
+    if rest is None or (rest.end.event.query() and step.begin.event.elapsed_time(rest.end.event) <= 0):
         return None
     return rest.kind

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,28 +88,41 @@ class JobRun:
         """Run one tasklet and report what it measured; None when it failed and the job is over."""
         trainer = self._trainer
         assert isinstance(trainer, Trainer)
-        return self._next(trainer.run_next)
-
-    def launch(self, partition: int) -> TaskletKind | None:
-        """Queue one captured tasklet on a partition's stream; None when there is none, or when it failed and the job is
-        over."""
-        trainer = self._trainer
-        if self._closing or trainer is None or isinstance(trainer, Trainer):
-            return None
-        return self._next(lambda: trainer.launch(partition))
-
-    def _next(self, run: Callable[[], TaskletKind | None]) -> TaskletKind | None:
-        trainer = self._trainer
-        assert trainer is not None
         try:
-            kind = run()
+            kind = trainer.run_next()
         except Exception as error:
             self._fail(error)
             return None
         self._metrics()
+        return self._went_on(kind)
+
+    def on(self, partition: int) -> AbstractContextManager[None]:
+        """What several captured tasklets are queued within on a partition's stream."""
+        return self._trainer.on(partition) if isinstance(self._trainer, CapturedJob) else nullcontext()
+
+    def launch(self, partition: int) -> TaskletKind | None:
+        """Queue one captured tasklet on a partition's stream; None when there is none, or when it failed and the job is
+        over. What it measures, `poll` reports."""
+        trainer = self._trainer
+        if self._closing or trainer is None or isinstance(trainer, Trainer):
+            return None
+        try:
+            kind = trainer.launch(partition)
+        except Exception as error:
+            self._fail(error)
+            return None
+        if kind == "optimizer":
+            self._metrics()
+            return self._went_on(kind)
+        return kind
+
+    def _went_on(self, kind: TaskletKind) -> TaskletKind | None:
+        """A tasklet came through: write a checkpoint behind it where one is due. None when what has been measured ended
+        the job."""
         if self.ended:
             return None
-        due = trainer.progress.step - self._checkpointed_step >= self.spec.checkpoint_every
+        assert self._trainer is not None
+        due = self._trainer.progress.step - self._checkpointed_step >= self.spec.checkpoint_every
         # One that the disk is not done with puts the next one off: each holds a copy of the job's state meanwhile.
         if kind == "optimizer" and due and not self._writing:
             self._checkpoint("checkpoint")

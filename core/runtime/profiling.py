@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from core.policy.types import WHOLE, Layout, StepPlan, TaskletKind
 from core.predictor.measuring import batches_to_measure
 from core.predictor.profile import Machine, MicroBatch, Point, Profile, TaskletPoint
-from core.runtime.executor import NOTHING, Executor, Expectation, Expected, Ran, Size
+from core.runtime.executor import NOTHING, Executor, Expectation, Expected, Ran, Size, Work
 
 STEPS, SETTLE = 14, 4  # of each turn, and how many of them do not count: work of the turn before ends in them
 _CHUNK = 8  # tasklets queued at once when they are timed alone
@@ -31,16 +31,13 @@ class Turn(NamedTuple):
     beside: bool
 
 
-class Endless(Protocol):
+class Endless(Work, Protocol):
     """Tasklets without end: micro-batch after micro-batch, `kinds` being those of one."""
 
     kinds: tuple[TaskletKind, ...]
 
     def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
         """The next ones, up to the end of the micro-batch."""
-
-    def launch(self, layout: Layout) -> TaskletKind | None:
-        """Queue the next one on the layout's finetune stream."""
 
 
 def turns(layouts: Sequence[Layout]) -> list[Turn]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
@@ -200,6 +201,10 @@ class Runtime:
         plan = self._interval.last_plan = self._step_plan
         work = self if self._job is not None and not plan.pause else None
         self._queued.executor.step_launched(plan, work)
+
+    def on(self, layout: Layout) -> AbstractContextManager[None]:
+        """What the executor queues several of the job's tasklets within."""
+        return self._job.on(self._queued.partitions[layout]) if self._job is not None else nullcontext()
 
     def launch(self, layout: Layout) -> TaskletKind | None:
         """The executor asks for the job's next tasklet on a layout's finetune stream."""

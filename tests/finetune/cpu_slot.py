@@ -52,6 +52,11 @@ class Stream:
         """It is over."""
 
 
+class _Event(Passed):
+    def record(self, stream: Stream) -> None:
+        """It has passed."""
+
+
 class _Cuda:
     """What of `torch.cuda` a captured trainer uses once it is made."""
 
@@ -62,6 +67,14 @@ class _Cuda:
     @staticmethod
     def stream(stream: Stream) -> nullcontext[None]:
         return nullcontext()
+
+    @staticmethod
+    def set_stream(stream: Stream) -> None:
+        """There is no other."""
+
+    @staticmethod
+    def Event() -> _Event:
+        return _Event()
 
 
 class _Torch:
@@ -121,9 +134,9 @@ class CpuSlot(CapturedTrainer):
         self._graphs = [{work: _Graph(self._fused, work) for work in self._fused.every_work()}]  # type: ignore[misc]
         self._device = torch.device("cpu")
         self._staging = staging(self._device)
-        self.streams, self._on = (Stream(),), [nullcontext()]  # type: ignore[assignment,list-item]
+        self.streams, self._entered = (Stream(),), None  # type: ignore[assignment]
         self._constants, self._program, self._copied = (0.0, 0.0, 0.0), None, None
-        self._pending = deque()
+        self._pending, self._reports = deque(), []
         self._mapping = 0
         self.share: JobShare | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -213,6 +214,31 @@ def test_evaluation_gives_the_loss_and_changes_nothing(tmp_path: Path) -> None:
     trainer.load_job(start, scaling=2.0, weight_decay=0.0, max_grad_norm=1.0)
     torch.cuda.synchronize()
     assert run(trainer, [step], total=1) == [trained_result]
+
+
+def test_tasklets_launched_with_their_stream_entered_are_the_same(tmp_path: Path) -> None:
+    """And more programs than there are places for reports may end before anybody asks."""
+    model, steps = source("llama"), batches(12)
+    trainer = trainer_of(model, tmp_path, streams=2)
+    start, outside = parameters(model), torch.cuda.current_stream()
+    outcomes = []
+    for entered in (False, True):
+        trainer.load_job(start, scaling=2.0, weight_decay=0.0, max_grad_norm=1.0)
+        for number, step in enumerate(steps):
+            kinds, partition = trainer.load_step(step, RATE), number % 2
+            trainer.streams[partition].wait_stream(trainer.streams[1 - partition])
+            with trainer.on(partition) if entered else nullcontext():
+                assert (torch.cuda.current_stream() == trainer.streams[partition]) is entered
+                for index in range(len(kinds)):
+                    trainer.launch(partition, index)
+            assert torch.cuda.current_stream() == outside
+        assert trainer.pending == len(steps)
+        torch.cuda.synchronize()
+        outcomes.append((trainer.results(), trainer.job_state(1).optimizer(start)))
+    (expected, weights), (got, others) = outcomes
+    assert len({result.loss for result in got}) == len(steps), "each has a report of its own"
+    assert got == expected
+    assert all(torch.equal(others[name], value) for name, value in weights.items())
 
 
 def test_the_adapter_is_in_the_models_dtype_and_the_jobs_shapes(tmp_path: Path) -> None:

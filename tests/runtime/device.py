@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from core.policy.types import Layout, TaskletKind
@@ -36,7 +37,7 @@ class Stream:
 
 
 class Event:
-    """The moment at which everything queued before it is over. Waiting on the host is what no step may do."""
+    """When everything that was queued before it was recorded is over. Waiting on the host is what no step may do."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self.at = clock, 0.0
@@ -61,6 +62,9 @@ class Job:
         self._streams, self.ms, self.left = streams, ms, count
         self.ran: list[tuple[Layout, float, float]] = []
         self.fail_at: int | None = None
+
+    def on(self, layout: Layout) -> nullcontext[None]:
+        return nullcontext()
 
     def launch(self, layout: Layout) -> TaskletKind | None:
         if self.fail_at == len(self.ran):
@@ -103,15 +107,20 @@ class Engine:
         self.selected: list[Layout] = []
         self.steps: list[tuple[Layout, float, float]] = []
         self.job = Job(self.finetune, tasklet_ms)
+        self.events = 0  # that were made
         self.executor = Executor(
             self.decode,
             self.finetune,
             select=self.selected.append,
-            new_event=lambda: Event(self.clock),
+            new_event=self._new_event,
             expectation=self,
             clock=self.clock,
             **bound,
         )
+
+    def _new_event(self) -> Event:
+        self.events += 1
+        return Event(self.clock)
 
     def decode_ms(self, layout: Layout, size: Size, beside: TaskletKind | None) -> float:
         return self.expected_ms

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
 from core.policy.types import WHOLE, Layout, StepPlan
-from core.runtime.executor import NO_TIME, Size
+from core.runtime.executor import NO_TIME, Ran, Size, Step
 from tests.runtime.device import Engine
 
 SPLIT = Layout("split", 96, 36)
@@ -295,6 +296,31 @@ def test_results_tell_a_step_without_what_held_it() -> None:
     assert [s.ms for s in steps] == [6.0, 6.0, 6.0]
     assert [s.beside for s in steps] == [None, None, "forward"]
     assert [(r.layout, r.ms, r.padded) for r in ran] == [(WHOLE, 2.0, 0)] * 3 + [(SPLIT, 4.0, 32)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_events_are_recorded_again_and_everything_still_takes_its_own_time(seed: int) -> None:
+    """No two steps or tasklets take the same, so that a figure tells whose moments it was taken from."""
+    e, draw = engine(bound_ms=200.0), Random(seed)
+    steps: list[Step] = []
+    ran: list[Ran] = []
+    for n in range(500):
+        plan = StepPlan(draw.choice((WHOLE, SPLIT, OTHER, CONFINED)), draw.randrange(4), draw.randrange(3))
+        e.expected_ms = draw.uniform(4.0, 8.0)
+        e.job.ms = {layout: draw.uniform(1.0, 4.0) for layout in e.job.ms}
+        step(e, plan)
+        if n:
+            e.clock.ms = max(e.clock.ms, e.steps[n - 1][2])
+        if draw.random() < 0.7:
+            found = e.executor.collect()
+            steps += found[0]
+            ran += found[1]
+        if n == 100:
+            made = e.events
+    assert e.events <= made + 20 and made < 100, "as many as are needed at a time"
+    assert len(steps) > 450 and len(ran) > 800
+    assert [s.ms for s in steps] == [pytest.approx(end - begin) for _, begin, end in e.steps[: len(steps)]]
+    assert [r.ms for r in ran] == [pytest.approx(end - begin) for _, begin, end in e.job.ran[: len(ran)]]
 
 
 def test_after_something_else_than_decode_a_step_counts_from_its_own_launch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +45,9 @@ class Work:
 
     def upcoming(self, count: int) -> tuple[TaskletKind, ...]:
         return self.kinds[self._next : self._next + count]
+
+    def on(self, layout: Layout) -> nullcontext[None]:
+        return nullcontext()
 
     def launch(self, layout: Layout) -> TaskletKind:
         kind = self.kinds[self._next]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,14 +76,19 @@ class Engine:
             self.tensor.mul_(1.25).add_(0.5).sin_()
         return graph
 
+    def on(self, layout: Layout) -> AbstractContextManager[None]:
+        return self.trainer.on(self._place(layout))
+
+    def _place(self, layout: Layout) -> int:
+        return self.trainer.streams.index(self.partitions.of(layout).finetune)
+
     def launch(self, layout: Layout) -> TaskletKind | None:
         """The executor asks for the job's next tasklet."""
         if not self._kinds:
             if not self._left:
                 return None
             self._kinds, self._index = list(self.trainer.load_step(self._left.pop(0), 5e-3)), 0
-        places = self.trainer.streams.index(self.partitions.of(layout).finetune)
-        self.trainer.launch(places, self._index)
+        self.trainer.launch(self._place(layout), self._index)
         self._index += 1
         return self._kinds.pop(0)
 
@@ -135,6 +141,55 @@ def test_delays_on_any_stream_change_no_result(partitions: Partitions, tmp_path:
     assert got.losses == expected.losses
     assert all(torch.equal(a, b) for a, b in zip(got.decoded, expected.decoded, strict=True))
     assert all(torch.equal(got.state[name], value) for name, value in expected.state.items())
+
+
+class Sleeps:
+    """Tasklets that take the next of `cycles` each, on the whole device."""
+
+    def __init__(self, stream: torch.cuda.Stream, cycles: list[int]) -> None:
+        self.stream, self.cycles = stream, cycles
+
+    def on(self, layout: Layout) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self.stream)
+
+    def launch(self, layout: Layout) -> TaskletKind | None:
+        if not self.cycles:
+            return None
+        torch.cuda._sleep(self.cycles.pop(0))
+        return "forward"
+
+
+def test_events_that_are_recorded_again_tell_every_tasklets_own_time() -> None:
+    """Long ones are 50 times as long as short ones, so that none can be taken for its neighbour."""
+    decode, stream, draw = torch.cuda.Stream(), torch.cuda.Stream(), random.Random(0)
+    cycles = [draw.choice((200_000, 10_000_000)) for _ in range(400)]
+    made = []
+
+    def new_event() -> torch.cuda.Event:
+        made.append(torch.cuda.Event(enable_timing=True))
+        return made[-1]
+
+    executor = Executor(
+        decode, {WHOLE: stream}, select=lambda layout: None, new_event=new_event, expectation=Steady(0.5, 1.0),
+        bound_ms=1e9,
+    )  # fmt: skip
+    work, ran = Sleeps(stream, list(cycles)), list[float]()
+    while work.cycles:
+        executor.begin_step(WHOLE, SIZE)
+        with torch.cuda.stream(decode):
+            torch.cuda._sleep(400_000)
+        executor.step_launched(StepPlan(after=draw.randrange(6)), work)
+        if draw.random() < 0.5:
+            ran += [one.ms for one in executor.collect()[1]]
+        if draw.random() < 0.1:
+            executor.drain()
+    executor.catch_up()
+    executor.drain()
+    ran += [one.ms for one in executor.collect()[1]]
+    assert len(ran) == len(cycles)
+    longest = max(ms for ms, count in zip(ran, cycles, strict=True) if count == min(cycles))
+    assert longest < min(ms for ms, count in zip(ran, cycles, strict=True) if count == max(cycles))
+    assert len(made) < len(cycles)
 
 
 def test_fifty_steps_in_bf16_on_partitions_at_random_are_those_of_a_plain_loop(
