@@ -186,7 +186,7 @@ class Bench:
         tokens = len(request.origin_input_ids) + len(request.output_ids) + 1
         size = Size(self.layouts.padded(len(batch.reqs)), tokens * len(batch.reqs), tokens)
         record = self.records[number]
-        record["after"] += self.executor.catch_up()
+        self.executor.catch_up()
         plan = self._planned(point, size) if len(batch.reqs) == point.batch else StepPlan(point.layout)
         self.executor.begin_step(plan.layout, size)
         planned = time.perf_counter()
@@ -194,10 +194,8 @@ class Bench:
         if point.mode == "random":
             self._delay(self.partitions.of(plan.layout).finetune, self.partitions.of(WHOLE).finetune)
         launched = time.perf_counter()
-        beside, after = self.executor.step_launched(plan, self.feed)
+        self.executor.step_launched(plan, self.feed)
         record["host"].append(planned - began + time.perf_counter() - launched)
-        record["beside"] += beside
-        record["after"] += after
         record["layouts"][str(plan.layout)] += 1
         record["reasons"][_FIGURE.sub("#", plan.reason)] += 1
         return result
@@ -279,10 +277,13 @@ class Bench:
     # ---- points ------------------------------------------------------------------------------------------------------
 
     def _enter(self, number: int | None) -> None:
+        self.executor.catch_up()
         self.executor.drain()
         self.executor.collect()
         if self.number is not None:
-            self._write(self.records[self.number])
+            record = self.records[self.number]
+            record["beside"], record["after"] = self.executor.take_counts()
+            self._write(record)
         self.number, self._last = number, None
         if number is None:
             return

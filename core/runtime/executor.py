@@ -254,9 +254,9 @@ class Executor:
         self._step = _Step(layout, size, begin, begin, self._early > 0)
         self._early = max(0, self._early - 1)
 
-    def step_launched(self, plan: StepPlan, work: Work | None) -> tuple[int, int]:
-        """The batch is launched: queue what the plan puts beside and behind it. Answers how many tasklets of each were
-        queued: fewer than planned when the bound is reached or the work has no more, none behind it that are put off.
+    def step_launched(self, plan: StepPlan, work: Work | None) -> None:
+        """The batch is launched: queue what the plan puts beside and behind it, which is less when the bound is reached or
+        the work has no more. What comes behind it is put off where that is in time.
 
         Whatever `work` raises passes through; the step itself is then accounted for.
         """
@@ -268,7 +268,7 @@ class Executor:
         self._launched += 1
         if step.layout != WHOLE and self._tasklets and self._tasklets[-1].layout == step.layout:
             step.rest = self._tasklets[-1]
-        beside = after = 0
+        beside = 0
         if work is not None and plan.beside and step.layout != WHOLE:
             beside = self._queue(work, step.layout, plan.beside, step.begin, step.size)
             if beside:
@@ -277,24 +277,20 @@ class Executor:
         next_to = step.beside or (step.rest.kind if step.rest is not None else None)
         expected = self._expectation.decode_ms(step.layout, step.size, next_to)
         step.expected_ms = expected if isfinite(expected) else 0.0
-        if work is None:
-            return 0, 0
-        if plan.after and beside == (plan.beside if step.layout != WHOLE else 0):
+        if work is not None and plan.after and beside == (plan.beside if step.layout != WHOLE else 0):
             self._behind = work, plan.after, step.end
             if len(self._steps) == 1 or self._steps[-2].end.event.query():  # without overlap, or the engine is late
-                after = self.catch_up()
-        return beside, after
+                self.catch_up()
 
-    def catch_up(self) -> int:
-        """Queue what was put off, and answer how many tasklets: before the engine's next launch is planned."""
+    def catch_up(self) -> None:
+        """Queue what was put off: before the engine's next launch is planned."""
         if self._behind is None:
-            return 0
+            return
         (work, count, end), self._behind = self._behind, None
         # What the step before has behind it is over by then, and no reason to leave this one's slack unused.
         queued = self._queue(work, WHOLE, count, end, NOTHING, queued=0.0)
         self._hold(queued)
         self._count(behind=queued)
-        return queued
 
     def take_counts(self) -> tuple[int, int]:
         """How many tasklets were queued beside and behind decode steps since the last call, whoever had them queued."""

@@ -21,9 +21,11 @@ def engine(decode_ms: float = 6.0, bound_ms: float = 60.0) -> Engine:
 
 
 def step(e: Engine, plan: StepPlan) -> tuple[int, int]:
+    """Answers how many tasklets were queued beside and behind steps since the last one."""
     e.executor.begin_step(plan.layout, SIZE)
     e.launch_decode(plan.layout)
-    return e.executor.step_launched(plan, e.job)
+    e.executor.step_launched(plan, e.job)
+    return e.executor.take_counts()
 
 
 def run(e: Engine, plans: list[StepPlan], overlap: bool) -> None:
@@ -148,7 +150,9 @@ def test_with_overlap_what_comes_after_a_step_is_queued_just_before_the_next_lau
     assert len(e.job.ran) == 3 and e.executor.queued_ms() == pytest.approx(6.0)
     e.clock.ms = 6.0  # the first step's result
     e.executor.collect()
-    assert e.executor.catch_up() == 2 and e.executor.catch_up() == 0
+    for queued in (2, 0):
+        e.executor.catch_up()
+        assert e.executor.take_counts() == (0, queued)
     assert e.job.ran[3][1] == e.steps[1][2]
     step(e, StepPlan())
     assert e.steps[2][1] == e.job.ran[-1][2], "the next step waits for them"
@@ -172,10 +176,10 @@ def test_whatever_comes_next_finds_them_queued(other: Callable[[Engine], object]
 )  # fmt: skip
 def test_what_is_beside_and_behind_steps_is_counted_whoever_has_it_queued(other: Callable[[Engine], object]) -> None:
     e = engine()
-    step(e, StepPlan(SPLIT, beside=3, after=1))
-    step(e, StepPlan(after=2))
+    assert step(e, StepPlan(SPLIT, beside=3, after=1)) == (3, 1)
+    assert step(e, StepPlan(after=2)) == (0, 0)
     other(e)
-    assert e.executor.take_counts() == (3, 3)
+    assert e.executor.take_counts() == (0, 2)
     assert e.executor.take_counts() == (0, 0)
 
 
