@@ -255,8 +255,8 @@ class Executor:
         self._early = max(0, self._early - 1)
 
     def step_launched(self, plan: StepPlan, work: Work | None) -> None:
-        """The batch is launched: queue what the plan puts beside and behind it, which is less when the bound is reached or
-        the work has no more. What comes behind it is put off where that is in time.
+        """The batch is launched: queue what the plan puts beside and behind it, or less when the bound is reached or
+        there is no more work. What comes behind it is put off where that is in time.
 
         Whatever `work` raises passes through; the step itself is then accounted for.
         """
@@ -367,11 +367,14 @@ class Executor:
 
     def _expected(self, layout: Layout, kind: TaskletKind, size: Size) -> tuple[Expected, Expected]:
         """A tasklet alone, and next to the step; what nobody can tell, at the bound of all that is queued."""
-        alone, beside = (
-            Expected(*[min(ms, self._bound_ms) for ms in self._expectation.tasklet_ms(layout, kind, next_to)])
-            for next_to in (NOTHING, size)
-        )
-        return alone, Expected(*map(max, alone, beside))
+        alone = self._bounded(layout, kind, NOTHING)
+        if size == NOTHING:
+            return alone, alone
+        return alone, Expected(*map(max, alone, self._bounded(layout, kind, size)))
+
+    def _bounded(self, layout: Layout, kind: TaskletKind, size: Size) -> Expected:
+        mean, bound = self._expectation.tasklet_ms(layout, kind, size)
+        return Expected(min(mean, self._bound_ms), min(bound, self._bound_ms))
 
     def _goes_on(self) -> None:
         """Something is about to be put on the decode stream, or to hold it: from now on, when nothing else does."""
