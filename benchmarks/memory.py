@@ -248,7 +248,7 @@ def swap(arena: Arena, step: Step, size: int, rate: Rate, target_ms: float) -> d
 
     def work() -> None:
         for _ in range(SWAPS):
-            seconds["out"].append(timed(lambda: paced(state.out(), rate)) / 1e3)
+            seconds["out"].append(timed(state.out) / 1e3)
             seconds["back"].append(timed(lambda: paced(state.back(), rate)) / 1e3)
 
     taken = beside(step, work)

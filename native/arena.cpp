@@ -120,7 +120,7 @@ Statistics Pool::statistics() const {
 // ---- region ---------------------------------------------------------------------------------------------------------
 
 Region::Region(std::shared_ptr<detail::Pool> pool, std::string owner, std::size_t pages)
-    : pool_(std::move(pool)), owner_(std::move(owner)), pages_(pages), handles_(pages), is_mapped_(pages, false) {
+    : pool_(std::move(pool)), owner_(std::move(owner)), pages_(pages), handles_(pages), is_mapped_(pages, false), is_copied_(pages, false) {
   if (pages == 0) throw ArenaError("a region of no pages for " + owner_);
   pool_->join(owner_);
   try {
@@ -150,11 +150,6 @@ Region::~Region() {
   pool_->leave(owner_);
 }
 
-std::size_t Region::mapped() const {
-  const std::lock_guard lock(mutex_);
-  return mapped_;
-}
-
 bool Region::is_mapped(std::size_t first, std::size_t count) const {
   const std::lock_guard lock(mutex_);
   check_range("look at", first, count);
@@ -169,8 +164,20 @@ void Region::check_range(const char* what, std::size_t first, std::size_t count)
   }
 }
 
+void Region::check_mapped(const char* what, std::size_t first, std::size_t count) const {
+  check_range(what, first, count);
+  for (std::size_t page = first; page < first + count; ++page) {
+    if (!is_mapped_[page]) throw ArenaError(owner_ + ": page " + std::to_string(page) + " is not mapped");
+    if (is_copied_[page]) throw ArenaError(owner_ + ": page " + std::to_string(page) + " is being copied");
+  }
+}
+
 void Region::map(std::size_t first, std::size_t count) {
   const std::lock_guard lock(mutex_);
+  map_locked(first, count);
+}
+
+void Region::map_locked(std::size_t first, std::size_t count) {
   check_range("map", first, count);
   if (count == 0) return;
   for (std::size_t page = first; page < first + count; ++page) {
@@ -202,10 +209,7 @@ void Region::map(std::size_t first, std::size_t count) {
 
 void Region::unmap(std::size_t first, std::size_t count) {
   const std::lock_guard lock(mutex_);
-  check_range("unmap", first, count);
-  for (std::size_t page = first; page < first + count; ++page) {
-    if (!is_mapped_[page]) throw ArenaError(owner_ + ": page " + std::to_string(page) + " is not mapped");
-  }
+  check_mapped("unmap", first, count);
   if (count > 0) unmap_locked(first, count);
 }
 
@@ -222,6 +226,57 @@ void Region::unmap_locked(std::size_t first, std::size_t count) {
   pool_->keep({handles_.data() + first, count});
   pool_->discharge(owner_, count);
   pool_->count_unmapped(count);
+}
+
+void Region::mark_copied(std::size_t first, std::size_t count, bool copied) {
+  std::fill_n(is_copied_.begin() + static_cast<std::ptrdiff_t>(first), count, copied);
+}
+
+void Region::move_out(std::span<const Window> windows) {
+  for (const auto& [first, count, host] : windows) {
+    {
+      const std::lock_guard lock(mutex_);
+      check_mapped("move out", first, count);
+      mark_copied(first, count, true);
+    }
+    if (count == 0) continue;
+    try {
+      pool_->backend().copy_out(host, address_ + first * page_bytes(), count * page_bytes());
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      mark_copied(first, count, false);
+      throw;
+    }
+    const std::lock_guard lock(mutex_);
+    mark_copied(first, count, false);
+    unmap_locked(first, count);
+  }
+}
+
+void Region::move_in(std::span<const Window> windows) {
+  for (const auto& [first, count, host] : windows) {
+    {
+      const std::lock_guard lock(mutex_);
+      map_locked(first, count);
+      mark_copied(first, count, true);
+    }
+    if (count == 0) continue;
+    const std::uintptr_t address = address_ + first * page_bytes();
+    try {
+      if (host == nullptr) {
+        pool_->backend().zero(address, count * page_bytes());
+      } else {
+        pool_->backend().copy_in(address, host, count * page_bytes());
+      }
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      mark_copied(first, count, false);
+      unmap_locked(first, count);
+      throw;
+    }
+    const std::lock_guard lock(mutex_);
+    mark_copied(first, count, false);
+  }
 }
 
 void map_all(const std::vector<std::shared_ptr<Region>>& regions, const std::vector<std::size_t>& firsts,

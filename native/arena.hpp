@@ -92,6 +92,13 @@ class Pool {
 
 }  // namespace detail
 
+// Pages [first, first + count) of a region, and as many bytes of the host's memory that their content goes to or comes
+// from; null, where it comes from: zeros.
+struct Window {
+  std::size_t first, count;
+  void* host;
+};
+
 // A range of addresses with room for `pages()` pages. Destroying it unmaps what is mapped.
 class Region {
  public:
@@ -104,7 +111,7 @@ class Region {
   std::size_t pages() const { return pages_; }
   std::size_t page_bytes() const { return pool_->page_bytes(); }
   const std::string& owner() const { return owner_; }
-  std::size_t mapped() const;
+  std::size_t mapped() const { return mapped_; }
   bool is_mapped(std::size_t first, std::size_t count) const;
 
   // Puts pages behind [first, first + count). All or nothing: throws ArenaFull when there are not so many, ArenaError
@@ -114,9 +121,20 @@ class Region {
   // Nothing may use the addresses any more: on a GPU, the work that does has ended.
   void unmap(std::size_t first, std::size_t count);
 
+  // Copies the content of each window, in order, and gives its pages back. What throws, as `unmap` or a copy does,
+  // leaves those before it outside, and it and those behind it mapped, but where the driver has kept its pages: then it
+  // is outside, and its content in the host's memory. So `is_mapped` tells of each afterwards where its content is.
+  void move_out(std::span<const Window> windows);
+  // Puts pages behind each window, in order, and the content into them. What throws, as `map` or a copy does, leaves
+  // those before it inside, and it and those behind it unmapped.
+  void move_in(std::span<const Window> windows);
+
  private:
   void check_range(const char* what, std::size_t first, std::size_t count) const;
+  void check_mapped(const char* what, std::size_t first, std::size_t count) const;
+  void map_locked(std::size_t first, std::size_t count);
   void unmap_locked(std::size_t first, std::size_t count);
+  void mark_copied(std::size_t first, std::size_t count, bool copied);
 
   const std::shared_ptr<detail::Pool> pool_;
   const std::string owner_;
@@ -125,7 +143,8 @@ class Region {
   mutable std::mutex mutex_;
   std::vector<Handle> handles_;
   std::vector<bool> is_mapped_;
-  std::size_t mapped_ = 0;
+  std::vector<bool> is_copied_;  // now: nobody may unmap it. Copies run without the mutex
+  std::atomic<std::size_t> mapped_{0};  // is read beside a long mapping
   bool clean_ = true;  // the driver holds no page in the range but those that are mapped
 };
 

@@ -54,6 +54,12 @@ class Backend {
   virtual void map(std::uintptr_t address, std::span<const Handle> pages) = 0;
   // Takes away what `map` put behind `count` pages' worth of addresses. Throws ArenaError.
   virtual void unmap(std::uintptr_t address, std::size_t count) = 0;
+
+  // Copies between mapped addresses and memory of the host; through when they return. On a GPU they run beside whatever
+  // computes, and what computes with these addresses has ended. Throw ArenaError.
+  virtual void copy_out(void* host, std::uintptr_t address, std::size_t bytes) = 0;
+  virtual void copy_in(std::uintptr_t address, const void* host, std::size_t bytes) = 0;
+  virtual void zero(std::uintptr_t address, std::size_t bytes) = 0;
 };
 
 // Pages of one anonymous file in memory, for machines without a GPU. `page_bytes` is a multiple of the system's page.

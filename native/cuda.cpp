@@ -39,13 +39,21 @@ class CudaBackend final : public Backend {
             driver_.cuMemGetAllocationGranularity(&granularity, &prop_, kMinimumGranularity));
       page_bytes_ = std::max<std::size_t>(1, (page_bytes + granularity - 1) / granularity) * granularity;
       unmaps_runs_ = try_unmapping_a_run();
+      // Neither waits for the default stream nor keeps it waiting.
+      check(driver_, "cuStreamCreate", driver_.cuStreamCreate(&copies_, kNonBlocking));
     } catch (...) {
       driver_.cuDevicePrimaryCtxRelease(device_);
       throw;
     }
   }
 
-  ~CudaBackend() override { driver_.cuDevicePrimaryCtxRelease(device_); }
+  ~CudaBackend() override {
+    {
+      const Quiet current(*this);
+      driver_.cuStreamDestroy(copies_);
+    }
+    driver_.cuDevicePrimaryCtxRelease(device_);
+  }
 
   std::string name() const override { return "cuda"; }
   std::size_t page_bytes() const override { return page_bytes_; }
@@ -107,7 +115,28 @@ class CudaBackend final : public Backend {
     }
   }
 
+  void copy_out(void* host, std::uintptr_t address, std::size_t bytes) override {
+    const Current current(*this);
+    check(driver_, "cuMemcpyDtoHAsync", driver_.cuMemcpyDtoHAsync(host, address, bytes, copies_));
+    finish_copies();
+  }
+
+  void copy_in(std::uintptr_t address, const void* host, std::size_t bytes) override {
+    const Current current(*this);
+    check(driver_, "cuMemcpyHtoDAsync", driver_.cuMemcpyHtoDAsync(address, host, bytes, copies_));
+    finish_copies();
+  }
+
+  void zero(std::uintptr_t address, std::size_t bytes) override {
+    const Current current(*this);
+    check(driver_, "cuMemsetD8Async", driver_.cuMemsetD8Async(address, 0, bytes, copies_));
+    finish_copies();
+  }
+
  private:
+  // Those of other threads too: they share the stream.
+  void finish_copies() { check(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(copies_)); }
+
   // The device's primary context, which torch uses too, for the calls of this thread.
   class Current {
    public:
@@ -173,6 +202,7 @@ class CudaBackend final : public Backend {
   AccessDesc access_{};
   std::size_t page_bytes_ = 0;
   bool unmaps_runs_ = false;
+  Stream copies_ = nullptr;
 };
 
 constexpr const char* kLibrary = "libcuda.so.1";
@@ -207,6 +237,12 @@ Driver load() {
   find(library, "cuMemMap", driver.cuMemMap);
   find(library, "cuMemUnmap", driver.cuMemUnmap);
   find(library, "cuMemSetAccess", driver.cuMemSetAccess);
+  find(library, "cuStreamCreate", driver.cuStreamCreate);
+  find(library, "cuStreamDestroy_v2", driver.cuStreamDestroy);
+  find(library, "cuStreamSynchronize", driver.cuStreamSynchronize);
+  find(library, "cuMemcpyDtoHAsync_v2", driver.cuMemcpyDtoHAsync);
+  find(library, "cuMemcpyHtoDAsync_v2", driver.cuMemcpyHtoDAsync);
+  find(library, "cuMemsetD8Async", driver.cuMemsetD8Async);
   return driver;
 }
 

@@ -1,4 +1,4 @@
-// The part of the CUDA driver's interface that virtual memory management takes (CUDA 10.2 and later). Declared here, so
+// The part of the CUDA driver's interface that virtual memory management and copies take (CUDA 10.2 and later). Declared here, so
 // that building needs no CUDA: the driver's library is opened where there is one. Values and layouts are the driver's
 // binary interface.
 #pragma once
@@ -15,6 +15,7 @@ namespace harli::cuda {
 using Result = int;
 using Device = int;
 using Context = void*;
+using Stream = void*;
 using Address = unsigned long long;
 using AllocationHandle = unsigned long long;
 
@@ -24,6 +25,7 @@ inline constexpr int kPinned = 1;             // CU_MEM_ALLOCATION_TYPE_PINNED
 inline constexpr int kOnDevice = 1;           // CU_MEM_LOCATION_TYPE_DEVICE
 inline constexpr int kReadWrite = 3;          // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 inline constexpr int kMinimumGranularity = 0; // CU_MEM_ALLOC_GRANULARITY_MINIMUM
+inline constexpr unsigned kNonBlocking = 1;   // CU_STREAM_NON_BLOCKING
 
 struct Location {
   int type;
@@ -71,6 +73,12 @@ struct Driver {
                      unsigned long long flags);
   Result (*cuMemUnmap)(Address address, std::size_t bytes);
   Result (*cuMemSetAccess)(Address address, std::size_t bytes, const AccessDesc* access, std::size_t count);
+  Result (*cuStreamCreate)(Stream* stream, unsigned flags);
+  Result (*cuStreamDestroy)(Stream stream);
+  Result (*cuStreamSynchronize)(Stream stream);
+  Result (*cuMemcpyDtoHAsync)(void* host, Address address, std::size_t bytes, Stream stream);
+  Result (*cuMemcpyHtoDAsync)(Address address, const void* host, std::size_t bytes, Stream stream);
+  Result (*cuMemsetD8Async)(Address address, unsigned char value, std::size_t bytes, Stream stream);
 };
 
 // The driver of this machine. Throws ArenaError naming the library and the dynamic linker's words when there is none.

@@ -98,6 +98,18 @@ class MemfdBackend final : public Backend {
     if (got == MAP_FAILED) refuse("mmap", errno);
   }
 
+  void copy_out(void* host, std::uintptr_t address, std::size_t bytes) override {
+    std::memcpy(host, reinterpret_cast<const void*>(address), bytes);
+  }
+
+  void copy_in(std::uintptr_t address, const void* host, std::size_t bytes) override {
+    std::memcpy(reinterpret_cast<void*>(address), host, bytes);
+  }
+
+  void zero(std::uintptr_t address, std::size_t bytes) override {
+    std::memset(reinterpret_cast<void*>(address), 0, bytes);
+  }
+
  private:
   const std::size_t page_bytes_;
   int file_ = -1;

@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "arena.hpp"
@@ -17,11 +18,22 @@ using harli::Heap;
 using harli::OwnerUse;
 using harli::Region;
 using harli::Statistics;
+using harli::Window;
 
 namespace {
 
 // Mapping is a chain of system or driver calls: other Python threads run meanwhile.
 using Released = nb::call_guard<nb::gil_scoped_release>;
+
+// (first page, pages, address in the host's memory) of each; 0: none.
+using PyWindows = std::vector<std::tuple<std::size_t, std::size_t, std::uintptr_t>>;
+
+std::vector<Window> windows_of(const PyWindows& windows) {
+  std::vector<Window> made;
+  made.reserve(windows.size());
+  for (const auto& [first, count, host] : windows) made.push_back({first, count, reinterpret_cast<void*>(host)});
+  return made;
+}
 
 struct PyArena {
   Arena arena;
@@ -78,6 +90,10 @@ NB_MODULE(_arena, m) {
       .def("is_mapped", &Region::is_mapped, "first"_a, "count"_a = 1)
       .def("map", &Region::map, "first"_a, "count"_a, Released())
       .def("unmap", &Region::unmap, "first"_a, "count"_a, Released())
+      .def("move_out", [](Region& self, const PyWindows& windows) { self.move_out(windows_of(windows)); }, "windows"_a,
+           Released())
+      .def("move_in", [](Region& self, const PyWindows& windows) { self.move_in(windows_of(windows)); }, "windows"_a,
+           Released())
       .def("bytes", &bytes_of, "offset"_a, "length"_a, "device_id"_a);
 
   // One turn without the interpreter for all of them, where other threads keep it busy.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from threading import Event, RLock
@@ -118,6 +118,7 @@ class JobShare:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="harli-share")
         self._lock = RLock()  # of `closed`, and the orders until then
         self._move: Move | None = None
+        self._after: Moment | None = None  # what the last order waits for, or has waited for
         self._goal = 0, 0  # pages of state and activations that it will have once all orders are carried out
         self._failure: Exception | None = None
         self.swapped_bytes = 0  # out and back, since the start
@@ -179,8 +180,9 @@ class JobShare:
             assert sum(goal) == self.held + pages
 
             def run() -> None:
-                self.swapped_bytes += paced(self.state.back(), self._rate)
-                self.activations.grant(activations)
+                self.swapped_bytes += paced(self._arriving(), self._rate)
+                if self._goal[1]:
+                    self.activations.grant(activations)
 
             self._order(run, goal)
 
@@ -189,11 +191,11 @@ class JobShare:
         return self._order(self.activations.give_up, (self.takeable[0], 0), after)
 
     def swap_out(self, after: Moment | None = None) -> Move:
-        """Move the state to host memory, window by window, once what is queued is over: as fast as it goes, since
-        requests may wait for it, where on its way back only the job does."""
+        """Move the state to host memory, once what is queued is over: as fast as it goes, since requests may wait for
+        it, where on its way back only the job does."""
 
         def run() -> None:
-            self.swapped_bytes += paced(self.state.out(), Rate())
+            self.swapped_bytes += self.state.out()
 
         return self._order(run, (0, self.takeable[1]), after)
 
@@ -222,12 +224,19 @@ class JobShare:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
+    def _arriving(self) -> Iterator[int]:
+        """The state's way back, as far as it is still to come: there may be an order by now that it leaves again."""
+        for size in self.state.back():
+            yield size
+            if not self._goal[0]:
+                return
+
     def _order(self, carry_out: Callable[[], None], goal: tuple[int, int], after: Moment | None = None) -> Move:
         move = Move()
 
         def run() -> None:
             try:
-                if after is not None:
+                if after is not None and (same is None or same.began_at is None):
                     after.synchronize()
                 move.began_at = self._clock()
                 carry_out()
@@ -243,7 +252,10 @@ class JobShare:
             if self.closed:
                 assert self._move is not None
                 return self._move
-            self._goal = goal
+            # An order before this one, not carried out yet, that waits for the same moment. To wait again for what has
+            # passed costs a turn at Python, which may be milliseconds away where the engine's thread keeps it busy.
+            same = self.under_way if after is self._after else None
+            self._goal, self._after = goal, after
             self._move = move
             self._thread.submit(run)
         return move

@@ -1,12 +1,12 @@
 """Tensors that leave the device for host memory and come back, a window at a time.
 
-On a GPU the copies run on a stream of their own, through page-locked windows, next to whatever computes; `rate` keeps
-them below a share of the link's bandwidth, so that decode is not slowed. A window is copied, its rows are unmapped or
-mapped, and the next one follows; between two windows the caller is free to stop. On a CPU the copies are plain ones.
+A window is copied, its pages are unmapped or mapped, and the next one follows; on a GPU the copies run on a stream of
+their own, through page-locked memory, next to whatever computes.
 
-The thread that moves them shares Python with the engine's, which has no time to spare: each time that it lets go, as
-in every call of torch, its next turn may be milliseconds away. So windows are large, and what they need is made
-beforehand.
+The thread that moves them shares Python with the engine's, which has no time to spare: each time that it lets go, its
+next turn may be milliseconds away. Others wait for what leaves, so all of it leaves in one native call, with what that
+needs made beforehand. Nobody but the job waits for what comes back: `paced` keeps that below a share of the link's
+bandwidth, so that decode is not slowed, and between two windows the caller is free to stop.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from core.memory.arena import Arena, Region, pages_of, view
+from core.memory.arena import Arena, Region, pages_of, unmap_all, view
 from core.memory.rate import Rate
 from core.memory.staging import staging
 
 logger = logging.getLogger(__name__)
 
-WINDOW_BYTES = 256 * 2**20
+WINDOW_BYTES = 64 * 2**20
 
 # As torch aligns what it allocates.
 ALIGN = 512
@@ -37,7 +37,7 @@ Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
 class Swappable:
     """Tensors of one owner over a region of their own, of which some windows are on the device and the others in host
     memory; all of them are outside at first, and zero. The tensors keep their addresses; they may be touched while
-    everything is `inside`.
+    everything is `inside`, which ends when `out` begins.
 
     `out` and `back` belong to one thread at a time; `contents` and `put` may run in any, beside them too.
     """
@@ -60,14 +60,10 @@ class Swappable:
                 view(arena, self._region, tuple(shape), dtype, place)
                 for (shape, dtype), (place, _) in zip(shapes, self._places, strict=True)
             ]
-            self._views = {
-                first: self._bytes[first * self._page : (first + count) * self._page] for first, count in self.windows()
-            }
         self._device = self._bytes.device
-        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
         # What lies outside, by the window's first page; None: zeros, of which nobody has made any yet.
-        self._outside: dict[int, torch.Tensor | None] = dict.fromkeys(self._views)
-        self._spare: dict[int, torch.Tensor] = {}  # page-locked memory of the windows that are inside
+        self._outside: dict[int, torch.Tensor | None] = {first: None for first, _ in self.windows()}
+        self._spare: dict[int, torch.Tensor] = {}  # page-locked memory of windows that have no content there
         self._lock = threading.Lock()
 
     @property
@@ -93,7 +89,7 @@ class Swappable:
     def lock_pages(self) -> None:
         """Have the host memory of all windows made and page-locked now, so that the first `out` finds it: making it
         takes longer than filling it. Nothing on a CPU."""
-        if self._stream is not None:
+        if self._device.type == "cuda":
             with self._lock:
                 for first, count in self.windows():
                     if self._outside.get(first) is None and first not in self._spare:
@@ -101,18 +97,24 @@ class Swappable:
 
     # ---- moves -------------------------------------------------------------------------------------------------------
 
-    def out(self) -> Iterator[int]:
-        """Move out window by window; yields the bytes of each once its pages are back in the arena. What computes with
-        the tensors must be over before this begins."""
-        for first, count in reversed(self.windows()):
-            if first in self._outside:
-                continue
-            with self._lock:
-                host = self._host(first, count)
-                self._copy(host, self._views[first])
-                self._region.unmap(first, count)
-                self._outside[first] = host
-            yield count * self._page
+    def out(self) -> int:
+        """Move out what is inside, as fast as it goes; the bytes, whose pages are back in the arena. What computes with
+        the tensors must be over before this begins. Raises `ArenaError` with what could not be moved still inside; the
+        next call goes on."""
+        with self._lock:
+            hosts = {
+                first: (count, self._host(first, count))
+                for first, count in reversed(self.windows())
+                if first not in self._outside
+            }
+            self._outside.update((first, host) for first, (_, host) in hosts.items())
+            try:
+                self._region.move_out([(first, count, host.data_ptr()) for first, (count, host) in hosts.items()])
+            finally:
+                for first, (count, _) in hosts.items():
+                    if self._region.is_mapped(first, count):
+                        self._is_inside(first)
+            return sum(count for count, _ in hosts.values()) * self._page
 
     def back(self) -> Iterator[int]:
         """Move in window by window; yields the bytes of each once they are there. Raises `ArenaFull` with what is in
@@ -121,27 +123,19 @@ class Swappable:
             if first not in self._outside:
                 continue
             with self._lock:
-                self._region.map(first, count)
                 host = self._outside[first]
-                if host is not None:
-                    self._copy(self._views[first], host)
-                    if self._stream is not None:
-                        self._spare[first] = host
-                else:
-                    self._views[first].zero_()
-                    _wait_for_device(self._device)
-                del self._outside[first]
+                self._region.move_in([(first, count, host.data_ptr() if host is not None else 0)])
+                self._is_inside(first)
             yield count * self._page
 
     def forget(self) -> None:
         """Give every page back and drop the content: zeros, outside."""
         with self._lock:
-            for first, count in self.windows():
-                if first not in self._outside:
-                    self._region.unmap(first, count)
-                elif self._stream is not None and (host := self._outside[first]) is not None:
-                    self._spare[first] = host
-                self._outside[first] = None
+            inside = [window for window in self.windows() if window[0] not in self._outside]
+            for first in self._outside:
+                self._set_aside(first)
+            self._outside = {first: None for first, _ in self.windows()}
+            unmap_all([self._region] * len(inside), [first for first, _ in inside], [count for _, count in inside])
 
     # ---- content -----------------------------------------------------------------------------------------------------
 
@@ -186,7 +180,7 @@ class Swappable:
             if begin < end:
                 yield first, count, begin, end
 
-    # ---- copies ------------------------------------------------------------------------------------------------------
+    # ---- host memory -------------------------------------------------------------------------------------------------
 
     def _host(self, first: int, count: int) -> torch.Tensor:
         """Memory for a window that is going outside."""
@@ -203,14 +197,15 @@ class Swappable:
                     logger.warning("a window of %d bytes cannot be page-locked, its copy is slow: %s", size, error)
             return torch.empty(size, dtype=torch.uint8)
 
-    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if self._stream is None:
-            target.copy_(source)
-            return
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-        # The window's pages change hands next, so its copy has to be over; the calling thread waits, not the device.
-        self._stream.synchronize()
+    def _is_inside(self, first: int) -> None:
+        self._set_aside(first)
+        del self._outside[first]
+
+    def _set_aside(self, first: int) -> None:
+        """Keep the memory of a window for the next time that it goes outside, where making it takes long."""
+        host = self._outside[first]
+        if host is not None and self._device.type == "cuda":
+            self._spare[first] = host
 
 
 class Scratch:
@@ -252,7 +247,8 @@ class Scratch:
 
     def unmap(self) -> None:
         """Give the pages back; what computes with the tensors must be over."""
-        self._region.unmap(0, self._region.mapped)
+        if self._region.mapped:
+            self._region.unmap(0, self._region.mapped)
 
 
 def paced(

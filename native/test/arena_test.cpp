@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <semaphore>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -53,14 +55,19 @@ std::size_t used_by(const Arena& arena, const std::string& owner) {
   return 0;
 }
 
-// Random maps, unmaps, claims and new regions; after each, pages in use, per owner and in all, and the content of a
-// page are what the model says.
+// Pages as the host holds them: the first word of each says what it is.
+using HostPages = std::vector<std::uint64_t>;
+constexpr std::size_t kPageWords = kPageBytes / sizeof(std::uint64_t);
+
+// Random maps, unmaps, moves to the host and back, claims and new regions; after each, pages in use, per owner and in
+// all, and the content of a page, here and there, are what the model says.
 void random_operations(Arena& arena, std::size_t capacity, std::size_t operations, unsigned seed) {
   constexpr std::size_t kRegions = 4, kPages = 24;
   std::mt19937 random(seed);
   const auto below = [&random](std::size_t limit) { return static_cast<std::size_t>(random() % limit); };
   std::shared_ptr<Region> regions[kRegions];
   std::vector<std::uint64_t> content[kRegions];  // 0: not mapped
+  HostPages host((kPages + 1) * kPageWords);
   std::shared_ptr<Claim> claim;
   std::uint64_t stamp = 0;
   std::size_t used = 0;
@@ -77,7 +84,7 @@ void random_operations(Arena& arena, std::size_t capacity, std::size_t operation
     const auto mapped = static_cast<std::size_t>(
         std::count_if(pages.begin() + static_cast<std::ptrdiff_t>(first),
                       pages.begin() + static_cast<std::ptrdiff_t>(first + count), [](auto one) { return one != 0; }));
-    switch (below(16)) {
+    switch (below(20)) {
       case 0: {
         used -= static_cast<std::size_t>(std::count_if(pages.begin(), pages.end(), [](auto one) { return one != 0; }));
         region.reset();
@@ -113,6 +120,53 @@ void random_operations(Arena& arena, std::size_t capacity, std::size_t operation
           used += count;
           for (std::size_t page = first; page < first + count; ++page) word(*region, page) = pages[page] = ++stamp;
         }
+        break;
+      }
+      case 10: case 11: {  // the last of three windows may be one that cannot be moved
+        const std::size_t middle = first + count / 2, end = first + count;
+        std::vector<harli::Window> windows{{middle, end - middle, &host[middle * kPageWords]},
+                                           {first, middle - first, &host[first * kPageWords]}};
+        if (below(2)) windows.push_back({below(kPages), 1, &host[kPages * kPageWords]});
+        const std::string words = refused<ArenaError>([&] { region->move_out(windows); });
+        bool held = true;
+        for (const auto& window : windows) {
+          for (std::size_t page = window.first; page < window.first + window.count; ++page) held &= pages[page] != 0;
+          if (!held) break;
+          for (std::size_t page = 0; page < window.count; ++page) {
+            REQUIRE(static_cast<std::uint64_t*>(window.host)[page * kPageWords] == pages[window.first + page]);
+            pages[window.first + page] = 0;
+          }
+          used -= window.count;
+        }
+        REQUIRE(words.empty() == held && (held || names(words, "is not mapped")));
+        for (std::size_t page = 0; page < kPages; ++page) REQUIRE(region->is_mapped(page, 1) == (pages[page] != 0));
+        break;
+      }
+      case 12: case 13: {
+        const std::size_t middle = first + count / 2, end = first + count;
+        for (std::size_t page = first; page < middle; ++page) host[page * kPageWords] = ++stamp;
+        const harli::Window windows[] = {{first, middle - first, &host[first * kPageWords]},
+                                         {middle, end - middle, nullptr}};
+        const std::string words = refused<ArenaError>([&] { region->move_in(windows); });
+        bool free = true, fits = true;
+        for (const auto& window : windows) {
+          for (std::size_t page = window.first; page < window.first + window.count; ++page) free &= pages[page] == 0;
+          fits = used + window.count <= capacity;
+          if (!free || !fits) break;
+          used += window.count;
+          for (std::size_t page = window.first; page < window.first + window.count; ++page) {
+            if (window.host == nullptr) {
+              REQUIRE(word(*region, page) == 0 && (&word(*region, page))[kPageWords - 1] == 0);
+              word(*region, page) = ++stamp;
+            } else {
+              REQUIRE(word(*region, page) == host[page * kPageWords]);
+            }
+            pages[page] = word(*region, page);
+          }
+        }
+        REQUIRE(words.empty() == (free && fits));
+        REQUIRE(words.empty() || names(words, free ? "are free" : "mapped already"));
+        for (std::size_t page = 0; page < kPages; ++page) REQUIRE(region->is_mapped(page, 1) == (pages[page] != 0));
         break;
       }
       default: {
@@ -168,6 +222,123 @@ void several_regions_are_mapped_together_or_not_at_all() {
   map_all(regions, {2, 2}, {4, 0});
   unmap_all(regions, {1, 1}, {5, 1});
   REQUIRE(regions[0]->mapped() == 1 && regions[1]->mapped() == 1 && arena.statistics().used == 2);
+}
+
+// Nine pages of the host, each with its number, and the three windows that they go through.
+struct Luggage {
+  HostPages pages = HostPages(9 * kPageWords);
+  std::vector<harli::Window> windows;
+
+  Luggage() {
+    for (std::size_t page = 0; page < 9; ++page) pages[page * kPageWords] = page + 1;
+    for (std::size_t first = 0; first < 9; first += 3) windows.push_back({first, 3, &pages[first * kPageWords]});
+  }
+};
+
+// Whatever fails on the way: the arena tells of each window where its content is, and there it is whole.
+void a_move_that_fails_leaves_each_window_here_or_there() {
+  const auto moved = [](Region& region, Luggage& host, std::size_t inside_from, std::size_t inside_to) {
+    for (std::size_t which = 0; which < 3; ++which) {
+      const bool inside = inside_from <= which && which < inside_to;
+      REQUIRE(region.is_mapped(3 * which, 3) == inside && region.is_mapped(3 * which, 1) == inside);
+      for (std::size_t page = 3 * which; page < 3 * which + 3; ++page) {
+        REQUIRE((inside ? word(region, page) : host.pages[page * kPageWords]) == page + 1);
+      }
+    }
+  };
+  for (int* failing : {&fake::fail_copy, &fake::fail_wait, &fake::fail_unmap}) {
+    for (std::size_t at = 0; at < 3; ++at) {
+      {
+        Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 18);
+        const auto region = arena.reserve("job", 9);
+        Luggage host;
+        region->move_in(host.windows);
+        std::fill(host.pages.begin(), host.pages.end(), 0);
+        *failing = static_cast<int>(at);
+        REQUIRE(names(refused<ArenaError>([&] { region->move_out(host.windows); }), "CUDA_ERROR_INVALID_VALUE"));
+        const bool lost = failing == &fake::fail_unmap;
+        moved(*region, host, lost ? at + 1 : at, 3);
+        REQUIRE(arena.statistics().used == region->mapped() && arena.statistics().lost == (lost ? 3 : 0));
+        region->move_out(std::span(host.windows).subspan(lost ? at + 1 : at));
+        moved(*region, host, 0, 0);
+      }
+      fake::mappings.clear();
+      fake::handles.clear();
+    }
+  }
+  for (int* failing : {&fake::fail_copy, &fake::fail_wait, &fake::fail_access, &fake::fail_map}) {
+    const std::size_t each = failing == &fake::fail_map ? 3 : 1;
+    for (std::size_t at = 0; at < 3 * each; ++at) {
+      Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 9);
+      const auto region = arena.reserve("job", 9);
+      Luggage host;
+      *failing = static_cast<int>(at);
+      REQUIRE(names(refused<ArenaError>([&] { region->move_in(host.windows); }), "CUDA_ERROR_"));
+      moved(*region, host, 0, at / each);
+      REQUIRE(arena.statistics().used == region->mapped() && arena.statistics().lost == 0);
+      region->move_in(std::span(host.windows).subspan(at / each));
+      moved(*region, host, 0, 3);
+    }
+  }
+  REQUIRE(fake::mappings.empty() && fake::handles.empty() && fake::depth == 0 && fake::streams == 0);
+}
+
+// A back end whose copies take until somebody lets them go on.
+class Slow final : public harli::Backend {
+ public:
+  std::string name() const override { return pages_->name(); }
+  std::size_t page_bytes() const override { return pages_->page_bytes(); }
+  std::uintptr_t reserve(std::size_t bytes) override { return pages_->reserve(bytes); }
+  void free_range(std::uintptr_t address, std::size_t bytes) noexcept override { pages_->free_range(address, bytes); }
+  harli::Handle create() override { return pages_->create(); }
+  void destroy(harli::Handle page) noexcept override { pages_->destroy(page); }
+  void map(std::uintptr_t address, std::span<const harli::Handle> pages) override { pages_->map(address, pages); }
+  void unmap(std::uintptr_t address, std::size_t count) override { pages_->unmap(address, count); }
+  void copy_out(void* host, std::uintptr_t address, std::size_t bytes) override {
+    stand();
+    pages_->copy_out(host, address, bytes);
+  }
+  void copy_in(std::uintptr_t address, const void* host, std::size_t bytes) override {
+    stand();
+    pages_->copy_in(address, host, bytes);
+  }
+  void zero(std::uintptr_t address, std::size_t bytes) override {
+    stand();
+    pages_->zero(address, bytes);
+  }
+
+  std::binary_semaphore stands{0}, goes_on{0};
+
+ private:
+  void stand() {
+    stands.release();
+    goes_on.acquire();
+  }
+
+  const std::unique_ptr<harli::Backend> pages_ = harli::memfd_backend(kPageBytes, 16);
+};
+
+void a_copy_keeps_nobody_waiting_and_its_pages_to_itself() {
+  auto made = std::make_unique<Slow>();
+  Slow& slow = *made;
+  Arena arena(std::move(made), 16);
+  const auto region = arena.reserve("job", 6);
+  HostPages host(2 * kPageWords, 7);
+  const harli::Window window[] = {{0, 2, host.data()}};
+  for (const bool in : {true, false}) {
+    std::thread moving([&] { in ? region->move_in(window) : region->move_out(window); });
+    slow.stands.acquire();
+    REQUIRE(names(refused<ArenaError>([&] { region->unmap(1, 1); }), "page 1 is being copied"));
+    REQUIRE(names(refused<ArenaError>([&] { region->move_out(window); }), "page 0 is being copied"));
+    REQUIRE(names(refused<ArenaError>([&] { region->map(1, 1); }), "page 1 is mapped already"));
+    region->map(2, 4);
+    arena.reserve("kv", 4)->map(0, 4);
+    REQUIRE(region->mapped() == 6 && arena.statistics().used == 6);
+    region->unmap(2, 4);
+    slow.goes_on.release();
+    moving.join();
+    REQUIRE(region->mapped() == (in ? 2 : 0) && (!in || word(*region, 1) == 7));
+  }
 }
 
 void pages_that_the_driver_keeps_are_counted_as_lost() {
@@ -309,10 +480,10 @@ void heaps_change_while_blocks_come_and_go(std::size_t operations) {
   REQUIRE(arena.statistics().used == 0 && arena.statistics().owners.empty());
 }
 
-// Threads map, claim and read figures at once; each region is also shared by two of them.
-void threads_share_an_arena(std::size_t operations) {
-  constexpr std::size_t kCapacity = 96, kPages = 32;
-  Arena arena(harli::memfd_backend(kPageBytes, kCapacity), kCapacity);
+// Threads map, move, claim and read figures at once; each region is also shared by two of them.
+void threads_share_an_arena(std::unique_ptr<harli::Backend> pages, std::size_t capacity, std::size_t operations) {
+  constexpr std::size_t kPages = 32;
+  Arena arena(std::move(pages), capacity);
   {
     std::shared_ptr<Region> shared[2] = {arena.reserve("a", kPages), arena.reserve("b", kPages)};
     std::vector<std::thread> threads;
@@ -321,17 +492,21 @@ void threads_share_an_arena(std::size_t operations) {
         std::mt19937 random(number);
         const auto own = arena.reserve("own", kPages);
         const auto claim = arena.claim("claims", 0);
+        HostPages host(kPages * kPageWords);
         for (std::size_t operation = 0; operation < operations; ++operation) {
           Region& region = random() % 2 ? *own : *shared[number % 2];
           const std::size_t first = random() % kPages, count = random() % (kPages - first + 1);
           refused<ArenaError>([&] {
-            switch (random() % 5) {
+            const harli::Window windows[] = {{first, count, host.data()}};
+            switch (random() % 7) {
               case 0: case 1: region.map(first, count); break;
               case 2: case 3: region.unmap(first, count); break;
+              case 4: region.move_out(windows); break;
+              case 5: region.move_in(windows); break;
               default: claim->resize(random() % 16);
             }
           });
-          REQUIRE(arena.statistics().used <= kCapacity);
+          REQUIRE(arena.statistics().used <= capacity);
         }
       });
     }
@@ -352,9 +527,11 @@ int main(int argc, char** argv) {
     Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 40);
     random_operations(arena, 40, operations / 20, 2);
   }
-  REQUIRE(fake::mappings.empty() && fake::handles.empty() && fake::depth == 0);
+  REQUIRE(fake::mappings.empty() && fake::handles.empty() && fake::depth == 0 && fake::streams == 0);
   a_failed_mapping_leaves_nothing_behind();
   several_regions_are_mapped_together_or_not_at_all();
+  a_move_that_fails_leaves_each_window_here_or_there();
+  a_copy_keeps_nobody_waiting_and_its_pages_to_itself();
   pages_that_the_driver_keeps_are_counted_as_lost();
   a_mapping_that_cannot_be_rolled_back_is_lost_and_its_range_is_left();
   a_device_without_memory_is_told_from_a_full_arena();
@@ -363,7 +540,8 @@ int main(int argc, char** argv) {
   a_heap_keeps_its_cap_and_gives_all_back();
   blocks_go_back_to_the_heap_they_came_from();
   heaps_change_while_blocks_come_and_go(operations / 100);
-  threads_share_an_arena(operations / 50);
+  threads_share_an_arena(harli::memfd_backend(kPageBytes, 96), 96, operations / 50);
+  threads_share_an_arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 96, operations / 200);
   std::printf("%zu random operations and the rest held\n", operations);
   return 0;
 }

@@ -1,11 +1,15 @@
 // The CUDA driver's virtual memory calls, played by the kernel: pages are pieces of an anonymous file. It keeps the
-// driver's rules (a mapping is of whole handles, access is granted apart, only whole mappings are unmapped) and refuses
-// on order.
+// driver's rules (a mapping is of whole handles, access is granted apart, only whole mappings are unmapped, a copy needs
+// a context, and is over no sooner than its stream is waited for) and refuses on order.
 #pragma once
 
 #include <atomic>
+#include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -28,7 +32,7 @@ inline std::map<Address, AllocationHandle> mappings;
 inline std::size_t physical_pages = 1 << 20;
 inline bool one_unmap_takes_a_run = true;
 // The n-th next call of a kind fails; below zero: none does.
-inline int fail_map = -1, fail_access = -1, fail_unmap = -1;
+inline int fail_map = -1, fail_access = -1, fail_unmap = -1, fail_copy = -1, fail_wait = -1;
 
 inline bool due(int& countdown) { return countdown >= 0 && countdown-- == 0; }
 
@@ -126,9 +130,58 @@ inline Result set_access(Address address, std::size_t bytes, const AccessDesc* a
   return kSuccess;
 }
 
+// What is queued on a stream runs when somebody waits for it: late, as far as anybody may tell.
+struct Queue {
+  std::vector<std::function<void()>> waiting;
+};
+inline int streams = 0;
+inline Result stream_create(Stream* stream, unsigned flags) {
+  const std::lock_guard lock(mutex);
+  if (depth == 0 || flags != kNonBlocking) return kInvalid;
+  ++streams;
+  *stream = new Queue;
+  return kSuccess;
+}
+inline Result stream_destroy(Stream stream) {
+  const std::lock_guard lock(mutex);
+  if (depth == 0) return kInvalid;
+  --streams;
+  delete static_cast<Queue*>(stream);
+  return kSuccess;
+}
+inline Result stream_synchronize(Stream stream) {
+  const std::lock_guard lock(mutex);
+  if (depth == 0) return kInvalid;
+  auto waiting = std::exchange(static_cast<Queue*>(stream)->waiting, {});
+  if (due(fail_wait)) return kInvalid;
+  for (const auto& one : waiting) one();
+  return kSuccess;
+}
+inline Result queue(Stream stream, Address address, std::size_t bytes, std::function<void()> work) {
+  const std::lock_guard lock(mutex);
+  if (depth == 0 || bytes == 0 || due(fail_copy)) return kInvalid;
+  for (std::size_t at = 0; at < bytes; at += kPage) {
+    if (!mappings.contains(address + at)) return kInvalid;
+  }
+  static_cast<Queue*>(stream)->waiting.push_back(std::move(work));
+  return kSuccess;
+}
+inline Result copy_to_host(void* host, Address address, std::size_t bytes, Stream stream) {
+  return queue(stream, address, bytes, [=] { std::memcpy(host, reinterpret_cast<const void*>(address), bytes); });
+}
+inline Result copy_to_device(Address address, const void* host, std::size_t bytes, Stream stream) {
+  return queue(stream, address, bytes, [=] { std::memcpy(reinterpret_cast<void*>(address), host, bytes); });
+}
+inline Result set_bytes(Address address, unsigned char value, std::size_t bytes, Stream stream) {
+  return queue(stream, address, bytes, [=] { std::memset(reinterpret_cast<void*>(address), value, bytes); });
+}
+
 inline const Driver driver{
-    init,        error_name, error_string, device_get, retain, release_context, push, pop,
-    granularity, reserve,    free_address, create,     release, map,            unmap, set_access,
+    init,           error_name,         error_string, device_get,     retain,    release_context,
+    push,           pop,                granularity,  reserve,        free_address,
+    create,         release,            map,          unmap,          set_access,
+    stream_create,  stream_destroy,     stream_synchronize,
+    copy_to_host,   copy_to_device,     set_bytes,
 };
 
 }  // namespace fake

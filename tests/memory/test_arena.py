@@ -153,6 +153,44 @@ def test_a_machine_without_a_driver_says_so() -> None:
         open_arena(torch.device("cuda", 0), 2**30)
 
 
+def test_windows_move_to_the_hosts_memory_and_back_in_one_call() -> None:
+    arena = small()
+    region = arena.reserve("job", 8)
+    region.map(0, 8)
+    content = words(arena, region)
+    content[:] = torch.arange(8)[:, None] + 1
+    host = torch.zeros((8, PAGE // 8), dtype=torch.int64)
+    at = [(first, 2, host[first].data_ptr()) for first in (6, 2)]
+    region.move_out(at)
+    assert [region.is_mapped(page) for page in range(8)] == [True, True, False, False, True, True, False, False]
+    assert host[:, 0].tolist() == host[:, -1].tolist() == [0, 0, 3, 4, 0, 0, 7, 8]
+    other = arena.reserve("kv", 20)
+    other.map(0, 20)
+    words(arena, other).fill_(9)
+    other.unmap(0, 20)
+    region.move_in([at[0], (2, 2, 0)])
+    assert content[:, 0].tolist() == content[:, -1].tolist() == [1, 2, 0, 0, 5, 6, 7, 8]
+
+
+def test_a_move_goes_as_far_as_it_can() -> None:
+    arena = small()
+    region, other = arena.reserve("job", 8), arena.reserve("kv", CAPACITY)
+    host = torch.ones((8, PAGE // 8), dtype=torch.int64)
+    at = [(first, 2, host[first].data_ptr()) for first in (0, 2, 4, 6)]
+    other.map(0, CAPACITY - 5)
+    with pytest.raises(ArenaFull, match="job asks for 2 pages of 4096 bytes; 1 of 24 are free"):
+        region.move_in(at)
+    assert (region.mapped, arena.statistics().used) == (4, CAPACITY - 1)
+    with pytest.raises(ArenaError, match="page 4 is not mapped"):
+        region.move_out(at)
+    assert (region.mapped, arena.statistics().used) == (0, CAPACITY - 5)
+    region.move_in(at[3:])
+    for call in (region.move_in, region.move_out):
+        with pytest.raises(ArenaError, match="of a region of 8"):
+            call([(7, 2, host.data_ptr())])
+    assert region.mapped == 2
+
+
 def test_threads_map_while_others_read_figures() -> None:
     arena = small(64)
 
@@ -227,6 +265,7 @@ class Model(RuleBasedStateMachine):
         self.pages: dict[int, dict[int, int]] = {}
         self.claims: list[Claim] = []
         self.numbers = 0
+        self.host = torch.zeros((PAGES, PAGE // 8), dtype=torch.int64)
 
     @initialize(capacity=st.integers(1, CAPACITY))
     def begin(self, capacity: int) -> None:
@@ -268,6 +307,41 @@ class Model(RuleBasedStateMachine):
                 words(self.arena, region)[page] = pages[page] = self.numbers
             else:
                 del pages[page]
+
+    @precondition(lambda self: self.regions)
+    @rule(
+        data=st.data(),
+        windows=st.lists(st.tuples(st.integers(0, PAGES), st.integers(0, PAGES // 2)), max_size=3),
+        up=st.booleans(),
+        zeros=st.booleans(),
+    )
+    def move(self, data: st.DataObject, windows: list[tuple[int, int]], up: bool, zeros: bool) -> None:
+        """Windows in order, as far as it goes."""
+        number = data.draw(st.sampled_from(sorted(self.regions)))
+        region, pages = self.regions[number], self.pages[number]
+        self.host[:] = -torch.arange(PAGES)[:, None] - 1
+        at, row, refused, there = [], 0, False, {}
+        for first, count in windows:
+            if row + count > PAGES:
+                break
+            to = 0 if up and zeros else self.host[min(row, PAGES - 1)].data_ptr()
+            at.append((first, count, to))
+            run = range(first, first + count)
+            refused = refused or first + count > PAGES or any((page in pages) == up for page in run)
+            refused = refused or (up and self.used + count > self.capacity)
+            for page in run if not refused else ():
+                if up:
+                    pages[page] = 0 if zeros else -row - 1
+                else:
+                    there[row] = pages.pop(page)
+                row += 1
+        if refused:
+            with pytest.raises(ArenaError):
+                (region.move_in if up else region.move_out)(at)
+        else:
+            (region.move_in if up else region.move_out)(at)
+        for place, stamp in there.items():
+            assert int(self.host[place, 0]) == int(self.host[place, -1]) == stamp
 
     @rule(pages=st.integers(0, CAPACITY))
     def claim(self, pages: int) -> None:

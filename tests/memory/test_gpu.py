@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -9,8 +12,9 @@ from core.memory.arena import OutOfMemory, open_arena, page_bytes, view
 from core.memory.job_heap import JobHeap
 from core.memory.rate import Rate
 from core.memory.rows import Rows
+from core.memory.share import JobShare, StaticActivations
 from core.memory.staging import PIECE_BYTES, Staging
-from core.memory.swap import Swappable, paced
+from core.memory.swap import Scratch, Swappable, paced
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -50,6 +54,76 @@ def test_staged_copies_bring_every_byte_behind_what_the_stream_has_queued(size: 
         there.fill_(8)
         staging.store(there, content)
     assert torch.equal(there.cpu(), content)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_windows_of_many_pages_move_in_one_call_of_a_thread_without_a_context_beside_a_kernel(pinned: bool) -> None:
+    arena = open_arena(GPU, 64 * MIB, 2 * MIB)
+    region = arena.reserve("job", 16)
+    region.map(0, 16)
+    flat = view(arena, region, (32 * MIB,), torch.uint8)
+    content = torch.randint(256, (32 * MIB,), dtype=torch.uint8)
+    flat.copy_(content)
+    host = torch.zeros(32 * MIB, dtype=torch.uint8, pin_memory=pinned)
+    windows = [(first, count, host.data_ptr() + first * 2 * MIB) for first, count in ((12, 4), (5, 7), (0, 5))]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(1000)  # so that nothing is loaded later
+    torch.cuda.synchronize()
+
+    def moved(call: Callable[[list[tuple[int, int, int]]], None]) -> None:
+        with ThreadPoolExecutor(1) as thread:  # a new one, in which nothing has asked for the device
+            thread.submit(call, windows).result()
+
+    for _ in range(2):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1_000_000_000)  # about half a second
+            end = stream.record_event()
+        moved(region.move_out)
+        out_beside = not end.query()
+        assert (region.mapped, arena.statistics().used) == (0, 0)
+        assert torch.equal(host, content)
+        moved(region.move_in)
+        in_beside = not end.query()
+        assert (region.mapped, arena.statistics().used) == (16, 16)
+        end.synchronize()
+        assert torch.equal(flat.cpu(), content)
+        host.zero_()
+    if pinned:  # elsewhere the driver may wait for what it likes
+        assert (out_beside, in_beside) == (True, True), "moving waits for a kernel of another stream"
+    region.move_out(windows)
+    region.move_in([(0, 9, 0), (9, 7, 0)])
+    assert not flat.any()
+
+
+def test_a_share_is_given_up_behind_what_is_queued_and_comes_back_with_its_content() -> None:
+    arena = open_arena(GPU, 512 * MIB)
+    state = Swappable(arena, "job 1", [((96 * MIB // 4,), torch.float32)], window=32 * MIB)
+    scratch = Scratch(arena, "job 1")
+    buffer = scratch.take((64 * MIB,), torch.uint8)
+    state.lock_pages()
+    share, stream = JobShare(state, StaticActivations(scratch), Rate(8.0 * 2**30)), torch.cuda.Stream()
+    values = (torch.arange(96 * MIB // 4) % 1000).float()
+    for turn in range(3):
+        share.grant(share.wanted)
+        share.settle()
+        share.check()
+        assert share.ready and not buffer.any()
+        if turn == 0:
+            state.tensors[0].copy_(values)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(100_000_000)  # about 50 ms, in which what is to leave is not there yet
+            state.tensors[0].add_(1.0)
+            buffer.fill_(7)
+            queued = stream.record_event()
+        moves = [share.give_up_activations(queued), share.swap_out(queued)]
+        moves[1].synchronize()
+        share.check()
+        assert arena.statistics().used == 0 and queued.query()
+        assert torch.equal(state.contents([0])[0], values + (turn + 1.0))
+    share.close()
+    share.settle()
 
 
 def test_a_captured_graph_runs_on_after_its_memory_was_away() -> None:
@@ -99,7 +173,7 @@ def test_state_moves_to_page_locked_memory_and_back() -> None:
         tensor.normal_()
     sums = [float(tensor.double().sum()) for tensor in state.tensors]
     torch.cuda.synchronize()
-    assert paced(state.out(), Rate()) == 64 * MIB
+    assert state.out() == 64 * MIB
     assert arena.statistics().used == 0
     assert [float(tensor.to(GPU).double().sum()) for tensor in state.contents(range(2))] == sums
     assert paced(state.back(), Rate()) == 64 * MIB

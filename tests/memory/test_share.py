@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from core.memory import _arena
 from core.memory.arena import Arena, OutOfMemory
 from core.memory.metered import MeteredActivations
+from core.memory.rate import Rate
 from core.memory.share import JobShare, StaticActivations
 from core.memory.swap import Scratch, Swappable
 
@@ -157,6 +159,76 @@ def test_it_gives_up_when_what_is_queued_is_over_and_wants_nothing_before() -> N
     assert move.began_at is not None and move.over_at is not None and move.began_at <= move.over_at
     assert bench.share.under_way is None
     assert (bench.used, bench.share.moving, bench.share.wanted) == (0, False, 3)
+
+
+class Counted:
+    """A moment that passes when it is told to, and counts who waits for it."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.waited = 0
+
+    def synchronize(self) -> None:
+        self.waited += 1
+        if not self.over.wait(60.0):
+            raise RuntimeError("nobody let it pass")
+
+
+def test_two_orders_wait_once_for_what_is_queued() -> None:
+    bench = Bench()
+    bench.grant()
+    bench.run_as_far_as_it_goes()
+    queued, later = Counted(), Counted()
+    moves = [bench.share.give_up_activations(queued), bench.share.swap_out(queued)]
+    queued.over.set()
+    moves[1].synchronize()
+    assert queued.waited == 1 and moves[1].began_at is not None and bench.used == 0
+    later.over.set()
+    bench.share.give_up_activations(later)
+    bench.share.settle()
+    bench.share.swap_out(later).synchronize()
+    assert later.waited == 2, "the order before had been carried out: nothing is known of the moment"
+
+
+def test_what_could_not_be_waited_for_is_not_taken() -> None:
+    bench = Bench()
+    bench.grant()
+
+    class Broken(Counted):
+        def synchronize(self) -> None:
+            super().synchronize()
+            raise RuntimeError("the device is gone")
+
+    broken = Broken()
+    moves = [bench.share.give_up_activations(broken), bench.share.swap_out(broken)]
+    broken.over.set()
+    moves[1].synchronize()
+    assert broken.waited == 2 and moves[1].began_at is None and bench.used == 3
+
+
+def test_what_is_taken_again_on_its_way_in_comes_no_further() -> None:
+    bench = Bench()
+    weight = bench.state.contents([0])[0]
+    slow = JobShare(bench.state, bench.activations, Rate(PAGE * 10.0))  # a window each 100 ms
+    slow.grant(3)
+    while not bench.state.mapped:
+        time.sleep(0.001)
+    slow.give_up_activations()
+    slow.swap_out()
+    slow.settle()
+    assert slow.swapped_bytes < 6 * PAGE and (bench.used, slow.wanted, slow.ready) == (0, 3, False)
+    assert torch.equal(bench.state.contents([0])[0], weight)
+    slow.close()
+    slow.settle()
+
+
+def test_without_its_activations_the_state_comes_in_all_the_same() -> None:
+    bench = Bench()
+    slow = JobShare(bench.state, bench.activations, Rate(PAGE * 50.0))
+    slow.grant(3)
+    slow.give_up_activations()
+    slow.settle()
+    assert (bench.used, slow.swapped_bytes, slow.ready) == (3, 3 * PAGE, True)
 
 
 def test_pages_that_were_granted_and_are_not_there_yet_are_nobody_elses() -> None:
