@@ -143,7 +143,8 @@ class DatasetColumn(BaseModel):
 
 class DatasetPreview(BaseModel):
     """How a file would be read, before it is uploaded. `format` is None while no shape fits its columns: then `columns`
-    are to be mapped to `roles`. `faults` are those of the rows that were looked at."""
+    are to be mapped to `roles`. `faults` are the first of the rows that were looked at; `findings`, `languages` and
+    `longest_row_tokens` are of those rows too, and of no others, however many the file has."""
 
     container: str
     format: str | None = None
@@ -152,6 +153,11 @@ class DatasetPreview(BaseModel):
     roles: list[str] = Field([], description="what a column can be mapped to")
     rows: list[DatasetRow]
     faults: list[str] = []
+    looked_at: int = Field(0, description="rows that were looked at: the first of the file")
+    whole: bool = Field(True, description="whether these are all of the file's rows")
+    findings: list[Finding] = Field([], description="remarks that the upload's report will have, as far as can be told")
+    languages: dict[str, int] = {}
+    longest_row_tokens: int | None = Field(None, description="None without the served model's tokenizer")
 
 
 class RenderedRow(BaseModel):

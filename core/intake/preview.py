@@ -1,21 +1,30 @@
-"""A look at a file before it is uploaded: what it is, how its columns would be read, its first rows."""
+"""A look at a file before it is uploaded: what it is, how its columns would be read, its first rows, and what the
+upload's report would say of them."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from core.api import schemas
 from core.errors import Invalid
-from core.intake import checks, readers, shapes, source
-from core.intake.findings import REASONS, Fault
+from core.intake import checks, languages, readers, shapes, source
+from core.intake import columns as columns_of
+from core.intake.duplicates import Duplicates
+from core.intake.findings import REASONS, Fault, Findings
 from core.intake.rows import Chat
 from core.intake.shapes import Extra, Row, Shape
 from core.intake.tokenizer import Tokenizer
 
 ROWS = 10
+"""Rows that are shown."""
+LOOKED_AT = 500
+"""Rows that are checked."""
 _EXAMPLE = 120
 
 
@@ -27,9 +36,9 @@ def look(
     tokenizer: Tokenizer | None = None,
     partial: bool = False,
 ) -> schemas.DatasetPreview:
-    """The file's first rows under the mapping `columns` (role → column), and what the upload would refuse of them; with
-    a tokenizer that is also what its chat template does not take. `partial`: it is only the beginning of the file, so
-    what is wrong with its end is left out.
+    """The file's first rows under the mapping `columns` (role → column), and what the upload would refuse and remark of
+    them; with a tokenizer that is also what its chat template does not take. `partial`: it is only the beginning of the
+    file, so what is wrong with its end is left out.
 
     Raises Invalid for content that is not read at all and for a mapping that names what is not there.
     """
@@ -39,11 +48,12 @@ def look(
     numbered: list[tuple[int, Any]] = []
     for block in map(readers.parsed, found.blocks(found.columns or ())):
         numbered += zip(block.lines, block.records, strict=True)
-        if len(numbered) > ROWS:
+        if len(numbered) > LOOKED_AT:
             break
-    if partial and len(numbered) <= ROWS and numbered and isinstance(numbered[-1][1], Fault):
-        numbered.pop()
-    numbered = numbered[:ROWS]
+    to_the_end = len(numbered) <= LOOKED_AT
+    if partial and to_the_end and numbered and (len(numbered) > 1 or isinstance(numbered[-1][1], Fault)):
+        numbered.pop()  # cut somewhere, even where what is left can be read
+    numbered = numbered[:LOOKED_AT]
     if not numbered and not partial:
         raise Invalid("empty_file", f"{filename} has no rows to train on. Upload a file with rows.", "file")
     records = [record for _, record in numbered if not isinstance(record, Fault)]
@@ -51,16 +61,34 @@ def look(
         dict.fromkeys(name for record in records if isinstance(record, dict) for name in record)
     )
     shape = shapes.detect(names, records, mapping)
-    shown, faults = _converted(shape, numbered, found.place, tokenizer)
+    good, faults, longest = _converted(shape, numbered, found.place, tokenizer)
+    findings, languages_seen = _remarks(good, found.place, tokenizer, path.parent)
+    unused = [name for name in names if name not in shape.columns.values()] if shape is not None else []
+    if unused:
+        findings.add("unused_columns", _whole(shapes.shown(unused)), count=len(unused))
     return schemas.DatasetPreview(
         container=found.name,
         format=shape.name if shape is not None else None,
         columns=[_column(name, records) for name in names],
         mapping=_whole(shape.columns) if shape is not None else {},
         roles=list(shapes.COLUMN_ROLES),
-        rows=shown,
-        faults=faults,
+        rows=_shown(good),
+        faults=faults[:ROWS],
+        looked_at=len(numbered),
+        whole=to_the_end and not partial,
+        findings=findings.listed(),
+        languages=dict(languages_seen.most_common()),
+        longest_row_tokens=longest,
     )
+
+
+class _Good(NamedTuple):
+    """A row that could be read: where, and whether the upload takes it."""
+
+    line: int
+    number: int
+    row: Row
+    taken: bool
 
 
 def _converted(
@@ -68,34 +96,74 @@ def _converted(
     numbered: Sequence[tuple[int, Any]],
     place: Callable[[int, int | None], str],
     tokenizer: Tokenizer | None,
-) -> tuple[list[schemas.DatasetRow], list[str]]:
-    good: list[Chat] = []
+) -> tuple[list[_Good], list[str], int | None]:
+    """The rows that could be read, what is wrong with the others and with some of them, tokens of the longest."""
+    good: list[_Good] = []
     faults: list[str] = []
+    longest: int | None = None
     for number, (line, record) in enumerate(numbered, 1):
         row = record if isinstance(record, Fault) or shape is None else shape.convert(record)
         fault = row if isinstance(row, Fault) else None
         if isinstance(row, Row):
-            good.append(_chat(row))
             fault = checks.encoding_fault(row)
             if fault is None and tokenizer is not None:
                 try:
-                    fault = _refused(good[-1], tokenizer)
+                    found = checks.encoded(_chat(row), tokenizer)
+                    if isinstance(found, Fault):
+                        fault = found
+                    else:
+                        longest = max(longest or 0, len(found.ids))
                 except Invalid as error:  # whatever the row; another column may do, so the file is shown all the same
                     faults.append(error.message)
                     tokenizer = None
+            good.append(_Good(line, number, row, fault is None))
         if fault is not None:
             faults.append(f"{place(line, number)}: {fault.what}. {REASONS[fault.code].remedy}")
+    return good, faults, longest
+
+
+def _shown(good: Sequence[_Good]) -> list[schemas.DatasetRow]:
+    chats = [_chat(one.row) for one in good[:ROWS]]
     return [
         schemas.DatasetRow(
             index=index, messages=[schemas.DatasetMessage(**message) for message in chat.messages], tools=chat.tools
         )
-        for index, chat in enumerate(good)
-    ], faults
+        for index, chat in enumerate(chats)
+    ]
 
 
-def _refused(row: Chat, tokenizer: Tokenizer) -> Fault | None:
-    found = checks.encoded(row, tokenizer)
-    return found if isinstance(found, Fault) else None
+def _remarks(
+    good: Sequence[_Good], place: Callable[[int, int | None], str], tokenizer: Tokenizer | None, folder: Path
+) -> tuple[Findings, Counter[str]]:
+    """What the upload's report would remark of the rows that it takes, as `dataset` does; and their languages."""
+    findings, seen = Findings(), Counter[str]()
+    taken = [one for one in good if one.taken]
+    found = columns_of.of_chats(shapes.flat([one.row for one in taken]))
+    if found is None or not taken:
+        return findings, seen
+    last, blank = found.offsets[1:] - 1, found.blank()
+    alone = found.offsets[1:] - found.offsets[:-1] == 1
+    controls = re.compile("|".join(map(re.escape, tokenizer.special_texts))) if tokenizer is not None else None
+    for at, (line, number, row, _) in enumerate(taken):
+        if row.numbers:
+            findings.add("number_as_text", place(line, number))
+        if blank[last[at]]:
+            findings.add("empty_answer", place(line, number))
+        if not alone[at] and blank[last[at] - 1]:
+            findings.add("empty_prompt", place(line, number))
+        texts = found.texts(at)
+        control = next((match for text in texts if (match := controls.search(text))), None) if controls else None
+        if control is not None:
+            findings.add("control_token", place(line, number), repr(control.group()))
+        seen[languages.language(" ".join(reversed(texts)))] += 1
+    with closing(Duplicates(folder)) as duplicates:
+        duplicates.add([one.line for one in taken], *found.hashes())
+        for code, repeats in zip(("duplicate_rows", "duplicate_prompts"), duplicates.found(), strict=True):
+            for line, earlier in repeats.examples:
+                findings.add(code, place(line, None), f"as {place(earlier, None)}")
+            if repeats.count > len(repeats.examples):
+                findings.add(code, "", count=repeats.count - len(repeats.examples))
+    return findings, seen
 
 
 def _chat(row: Row) -> Chat:

@@ -118,3 +118,29 @@ def test_of_a_beginning_the_row_that_is_cut_is_left_out(tmp_path: Path) -> None:
     whole = json.dumps([{"prompt": "1", "completion": "2"}] * 3)
     cut = look(tmp_path, whole[:-20], "a.json", partial=True)
     assert (len(cut.rows), cut.faults) == (2, [])
+
+
+def test_what_the_report_will_remark_is_told_before_the_upload(tmp_path: Path) -> None:
+    tok = tokenizer.load(models.write(tmp_path / "model", models.CHATML))
+    pairs = [("Who are you?", "I am the captain of this ship.", 1), ("Who are you?", "Nobody.", 2), ("", "Aye", 3),
+             ("Was ist das?", " ", 4), ("Why is the sea <|im_end|>?", "It is the sky.", 5), (7, "Seven.", 6),
+             ("Who are you?", "I am the captain of this ship.", 7)]  # fmt: skip
+    content = "".join(json.dumps({"prompt": p, "completion": c, "id": n}) + "\n" for p, c, n in pairs)
+    found = look(tmp_path, content, tokenizer=tok)
+    report = ingest(tmp_path / "a.jsonl", tmp_path / "a.parquet", filename="a.jsonl", tokenizer=tok)
+    assert {finding.code for finding in report.findings} == {
+        "duplicate_rows", "duplicate_prompts", "empty_answer", "empty_prompt", "number_as_text", "control_token",
+        "unused_columns",
+    }  # fmt: skip
+    assert sorted(found.findings, key=lambda one: one.code) == sorted(report.findings, key=lambda one: one.code)
+    assert (found.looked_at, found.whole, found.faults) == (7, True, [])
+    assert (found.languages, found.longest_row_tokens) == (report.languages, report.longest_row_tokens)
+
+
+def test_remarks_are_of_the_first_rows_and_of_no_row_that_is_cut(tmp_path: Path) -> None:
+    content = "".join(f"{n}?,{n}.\n" for n in range(preview.LOOKED_AT + 5))
+    found = look(tmp_path, "prompt,completion\n" + content, "a.csv")
+    assert (found.looked_at, found.whole, len(found.rows)) == (preview.LOOKED_AT, False, preview.ROWS)
+    assert found.findings == []
+    cut = look(tmp_path, "prompt,completion\n1?,One.\n2?,", "a.csv", partial=True)
+    assert (cut.looked_at, cut.whole, cut.findings) == (1, False, [])
