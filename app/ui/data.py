@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 import streamlit as st
 
@@ -96,7 +98,12 @@ def _examinations(token: str | None) -> Background[Doctor]:
 def frontier() -> Answer[Frontier]:
     """The frontier at the present load as it was asked for last, by whichever tab; it is asked for anew when that was
     some seconds ago."""
-    return _frontiers(signed_in_with()).look(client().frontier)
+    return look_at_frontier()()
+
+
+def look_at_frontier() -> Callable[[], Answer[Frontier]]:
+    """`frontier` of this viewer, for a thread that does not know the viewer."""
+    return partial(_frontiers(signed_in_with()).look, client().frontier)
 
 
 def doctor() -> Answer[Doctor]:

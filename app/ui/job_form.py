@@ -14,6 +14,8 @@ from pydantic import ValidationError
 
 from app.ui.data import all_adapters, all_datasets, client, engine, settings, signed_in_with
 from app.ui.page import attempt, reading, show_faults, teach
+from app.ui.press import first_to_act, pressed
+from app.ui.sending import Sending, send, wait
 from app.ui.text import number, plain, span, viewer_zone, when
 from core.api import presets
 from core.api.job_schemas import JobEstimate
@@ -155,30 +157,46 @@ def rank_limit() -> int:
 
 
 def submit() -> None:
-    """Submit what the form holds. A second press of the same form finds the first one's job."""
-    form = st.session_state[_FORM]
-    if form["job"] is not None:
-        return
+    """Begin to submit what the form holds. A second press of the same form finds the first one's job."""
+    form, fields, api = st.session_state[_FORM], typed(), client()
+    fields["deadline"] = _aware(fields["deadline"])
 
-    def send() -> None:
-        request = request_of(typed())
+    def store() -> str:
+        request = request_of(fields)
         content = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:16]
-        job = client().submit_job(request, idempotency_key=f"{form['id']}-{content}")
-        form["job"] = job.id
+        return api.submit_job(request, idempotency_key=f"{form['id']}-{content}").id
 
-    attempt("Submitting the job", send, "Job submitted", place="job_form")
+    if first_to_act(form) and form["job"] is None and form["sending"] is None:
+        form["sending"] = send("the job", lambda _: store())
+
+
+def collect(form: dict[str, Any], sending: Sending[str]) -> None:
+    """What a press that is through came to."""
+
+    def take() -> None:
+        form["job"] = sending.future.result()
+        form["sending"] = None
+
+    if not attempt("Submitting the job", take, "Job submitted", place="job_form"):
+        form["sending"] = None
 
 
 def submitted() -> str | None:
-    """The job that the form's press has made, said once. The form is then drawn empty, which takes its fields out of
-    the address, before the job is opened; until then a further press still finds the job."""
+    """The job that the form's press has made, until it is `opened`. The form is drawn empty before that, which takes
+    its fields out of the address; until then a further press still finds the job."""
     form = st.session_state.get(_FORM)
+    if form is not None and form["sending"] is not None and form["sending"].done:
+        collect(form, form["sending"])
     if form is None or form["job"] is None or form["opened"]:
         return None
-    form["opened"] = True
     empty()
     made: str = form["job"]
     return made
+
+
+def opened() -> None:
+    """The job is on the screen, and the form is another one's."""
+    st.session_state[_FORM]["opened"] = True
 
 
 @st.cache_data(ttl=_ESTIMATE_S, show_spinner=False, max_entries=64)
@@ -235,7 +253,7 @@ def draw(*, renew: bool = True) -> None:
     """The whole form; `submitted` tells the page when it has made a job. `renew`: what is submitted from now on is
     another job."""
     if renew and st.session_state.get(_FORM, {"opened": True})["opened"]:
-        st.session_state[_FORM] = {"id": uuid.uuid4().hex, "job": None, "opened": False}
+        st.session_state[_FORM] = {"id": uuid.uuid4().hex, "job": None, "opened": False, "sending": None}
     with reading("data sets and adapters"):
         datasets, adapters = all_datasets(), all_adapters()
         limit = rank_limit()
@@ -292,16 +310,18 @@ def draw(*, renew: bool = True) -> None:
     with st.expander("Expert settings", key="expert", icon=":material/tune:"):
         _expert(defaults(), _preset_values(preset, chosen), limit, shaped=fields["start"] is not None)
     with st.container(horizontal=True, vertical_alignment="center"):
-        pressed = st.button("Submit job", type="primary", icon=":material/send:", key="submit_job")
+        form = st.session_state[_FORM]
+        submits = pressed(
+            "Submit job", form, icon=":material/send:", key="submit_job", disabled=form["sending"] is not None
+        )
         if chosen is not None:
             with st.container():
                 _show_estimate(typed())
-    if pressed:
-        with st.spinner("Checking every row against the job's lengths …"):
-            submit()
-        form = st.session_state[_FORM]
-        if form["job"] is not None and not form["opened"]:
-            st.rerun()
+    if submits:
+        submit()
+        st.rerun()
+    if form["sending"] is not None:
+        wait(form["sending"], "Checking every row against the job's lengths …")
     show_faults("job_form")
 
 

@@ -128,8 +128,10 @@ def elsewhere(cli: str, http: str) -> None:
     web.code(f"{token}\n{shown}", language="bash")
 
 
-def confirm(label: str, question: str, answer: str, on_click: Callable[[], None], *, key: str) -> None:
+def confirm(
+    label: str, question: str, answer: str, on_click: Callable[[], None], *, key: str, icon: str = ":material/delete:"
+) -> None:
     """A destructive action: the button opens a question, and only the answer inside acts."""
-    with st.popover(label, icon=":material/delete:", key=f"{key}_ask"):
+    with st.popover(label, icon=icon, key=f"{key}_ask"):
         st.markdown(question)
         st.button(answer, type="primary", key=key, on_click=on_click)

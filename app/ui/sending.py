@@ -11,7 +11,7 @@ from uuid import uuid4
 import streamlit as st
 
 from app.ui.data import client
-from app.ui.text import size
+from app.ui.text import plain, size
 from core.errors import HarliError, NotFound
 
 T = TypeVar("T")
@@ -49,8 +49,16 @@ def watch(sending: Sending[object]) -> None:
     except NotFound:
         st.progress(0.0, f"Sending {sending.filename} …")
     except HarliError as error:
-        st.caption(error.message)
+        st.caption(plain(error.message))
     st.button("Cancel", icon=":material/close:", key="cancel_upload", on_click=_cancel, args=(sending.operation,))
+
+
+@st.fragment(run_every="0.5s")
+def wait(sending: Sending[object], said: str) -> None:
+    """The same of what the API tells no progress of, and cannot end."""
+    if sending.done:
+        st.rerun()
+    st.caption(f":material/hourglass_top: {said}")
 
 
 def _cancel(operation: str) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import streamlit as st
 from app.ui.data import client, settings
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
+from app.ui.press import first_to_act, pressed
+from app.ui.sending import Sending, send, wait
 from app.ui.states import badge
 from app.ui.table import Cell, Column, Row, Tone, cell, table
 from app.ui.text import number, plain, size, when
 from app.ui.uploads import limit_mib, name_fault, name_from
 from core.api.schemas import Adapter, AdapterVersion
+from core.client import Client
 
 _DEPLOYMENT_TONES: dict[str, Tone] = {
     "none": "idle", "loading": "busy", "deployed": "good", "unloading": "busy", "failed": "bad",
@@ -66,32 +70,45 @@ def newest_of(adapter: Adapter) -> AdapterVersion | None:
 
 
 def upload() -> None:
-    """Send the chosen files as one adapter; a second press with the same files does nothing."""
+    """Begin to send the chosen files as one adapter; a second press with the same files does nothing."""
     token = st.session_state["_adapter_upload"]
     files: list[Any] = st.session_state[f"adapter_files_{token['round']}"]
     ids = [file.file_id for file in files]
-    if not files or token["sent"] == ids:
-        return
     name = st.session_state[f"adapter_name_{token['round']}"].strip()
     new_version = st.session_state.get("adapter_new_version", False)
+    api = client()
 
-    def send() -> None:
+    def store() -> None:
         if len(files) == 1 and not files[0].name.endswith((".json", ".safetensors")):
             files[0].seek(0)
-            client().upload_adapter(files[0], name, filename=files[0].name, new_version=new_version)
+            api.upload_adapter(files[0], name, filename=files[0].name, new_version=new_version)
         else:
             with tempfile.TemporaryDirectory() as folder:
                 for file in files:
                     (Path(folder) / Path(file.name).name).write_bytes(file.getbuffer())
-                client().upload_adapter(Path(folder), name, new_version=new_version)
-        token["sent"], token["made"] = ids, name
+                api.upload_adapter(Path(folder), name, new_version=new_version)
 
-    attempt(f"Uploading {', '.join(file.name for file in files)}", send, f"Adapter {name} stored", place="upload")
+    if first_to_act(token) and files and token["sending"] is None and token["sent"] != ids:
+        token["sent"] = ids
+        token["name"] = name
+        token["sending"] = send(", ".join(file.name for file in files), lambda _: store())
+
+
+def collect(sending: Sending[None]) -> None:
+    """What an upload that is through came to."""
+    token = st.session_state["_adapter_upload"]
+
+    def take() -> None:
+        sending.future.result()
+        token.update(made=token["name"], sending=None)
+
+    if not attempt(f"Uploading {sending.filename}", take, f"{sending.filename} stored", place="upload"):
+        token.update(sent=None, sending=None)
 
 
 def show_upload() -> None:
     """Files, name and the press; the name is checked before anything is sent to the API."""
-    token = st.session_state.setdefault("_adapter_upload", {"round": 0, "sent": None, "made": None})
+    token = st.session_state.setdefault("_adapter_upload", {"round": 0, "sent": None, "made": None, "sending": None})
     files = st.file_uploader(
         f"Drop a zip of a peft folder here, or its files: up to {limit_mib()} MiB from the browser",
         ["zip", "tar", "tgz", "gz", "json", "safetensors"], accept_multiple_files=True,
@@ -117,22 +134,22 @@ def show_upload() -> None:
                 st.warning(plain(check.reason or f"The name {name} is taken."), icon=":material/edit:")
                 agreed = st.checkbox("Store it as a new version of that adapter", key="adapter_new_version")
                 fault = None if agreed else "taken"
-        if st.button(
-            "Upload and check", type="primary", icon=":material/upload:", key="adapter_upload",
-            disabled=fault is not None,
+        if pressed(
+            "Upload and check", token, icon=":material/upload:", key="adapter_upload",
+            disabled=fault is not None or token["sending"] is not None,
         ):  # fmt: skip
-            with st.spinner("Sending the adapter; it is checked against the served model …"):
-                upload()
-            if token["made"]:
-                st.rerun()
+            upload()
+            st.rerun()
+        if token["sending"] is not None:
+            wait(token["sending"], "Sending the adapter; it is checked against the served model …")
     show_faults("upload")
     elsewhere(_CLI, _HTTP)
 
 
-def archive(name: str, version: int) -> bytes:
-    """A zip of the peft folder, read when the download is pressed."""
+def archive(api: Client, name: str, version: int) -> bytes:
+    """A zip of the peft folder, read when the download is pressed: in a thread that does not know the viewer."""
     with tempfile.TemporaryDirectory() as folder:
-        return client().download_adapter(name, Path(folder) / "adapter.zip", version).read_bytes()
+        return api.download_adapter(name, Path(folder) / "adapter.zip", version).read_bytes()
 
 
 def close() -> None:
@@ -286,8 +303,9 @@ def show_version(adapter: Adapter, version: AdapterVersion) -> None:
                     args=(adapter.name, version.version), disabled=adapter.deployment in ("loading", "unloading"),
                 )  # fmt: skip
             st.download_button(
-                "Download", lambda: archive(adapter.name, version.version), f"{adapter.name}-v{version.version}.zip",
-                icon=":material/download:", on_click="ignore", key=f"download_{version.version}",
+                "Download", partial(archive, client(), adapter.name, version.version),
+                f"{adapter.name}-v{version.version}.zip", icon=":material/download:", on_click="ignore",
+                key=f"download_{version.version}",
             )  # fmt: skip
             st.button(
                 "Merge into base", icon=":material/merge:", key=f"merge_{version.version}", on_click=export,
@@ -325,7 +343,15 @@ def detail(adapter: Adapter) -> None:
                 "views/playground.py", label="Chat with it", icon=":material/forum:",
                 query_params={"right": adapter.name},
             )  # fmt: skip
-            st.button("Undeploy", icon=":material/eject:", key="undeploy", on_click=undeploy, args=(adapter.name,))
+            confirm(
+                "Undeploy",
+                f"Undeploy **{plain(adapter.name)}**? Who calls it gets an error until it is deployed again; its "
+                "versions stay.",
+                "Undeploy it",
+                lambda: undeploy(adapter.name),
+                key="undeploy",
+                icon=":material/eject:",
+            )
         confirm(
             "Delete all",
             f"Delete **{plain(adapter.name)}** with all its versions? They cannot be brought back.",
@@ -386,6 +412,8 @@ def listing() -> None:
 
 
 uploaded = st.session_state.get("_adapter_upload")
+if uploaded and uploaded["sending"] is not None and uploaded["sending"].done:
+    collect(uploaded["sending"])
 if uploaded and uploaded["made"]:
     st.query_params["adapter"] = uploaded["made"]
     uploaded.update(round=uploaded["round"] + 1, made=None)

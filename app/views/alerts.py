@@ -8,7 +8,7 @@ import streamlit as st
 
 from app.ui.data import client
 from app.ui.identity import of_platform
-from app.ui.page import attempt, elsewhere, heading, reading, show_faults, teach
+from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
 from app.ui.table import Cell, Column, Row, Tone, cell, table
 from app.ui.text import number, plain
@@ -83,8 +83,7 @@ def store() -> None:
     )
 
 
-def drop() -> None:
-    name = st.session_state["rule_name"]
+def drop(name: str) -> None:
     attempt("Deleting the rule", lambda: client().delete_alert_rule(name), f"Rule {name} is gone.", place="rules")
 
 
@@ -126,11 +125,17 @@ def show_rules() -> None:
         left.selectbox("Severity", ("info", "warning", "critical"), 1, key="rule_severity")
         middle.toggle("On", True, key="rule_enabled")
         st.caption(plain(f"Alerts when {said_of_form()}."))
-        named = bool(st.session_state.get("rule_name"))
+        name = st.session_state.get("rule_name")
         with st.container(horizontal=True):
-            st.button("Store the rule", type="primary", key="store_rule", on_click=store, disabled=not named)
-            known = st.session_state.get("rule_name") in {rule.name for rule in rules}
-            st.button("Delete the rule", key="delete_rule", on_click=drop, disabled=not known)
+            st.button("Store the rule", type="primary", key="store_rule", on_click=store, disabled=not name)
+            if name in {rule.name for rule in rules}:
+                confirm(
+                    "Delete the rule",
+                    f"Delete **{plain(name)}**? Nothing watches for it from then on; alerts of the past stay.",
+                    "Delete it",
+                    lambda: drop(name),
+                    key="delete_rule",
+                )
 
 
 heading("Alerts", "What is wrong now and what was: rules on latency, queue and engine, looked at every five seconds.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ from app.ui.bars import show_bars
 from app.ui.data import client, settings
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
+from app.ui.press import first_to_act, pressed
 from app.ui.report import show_findings, verdict
 from app.ui.rows import show_packed, show_rendered, show_rows
 from app.ui.sending import Sending, send, watch
 from app.ui.table import Column, Row, cell, table
-from app.ui.text import number, plain, size, span, when
+from app.ui.text import counted, number, plain, size, span, when
 from app.ui.tiles import Tile, tiles
 from app.ui.uploads import limit_mib, name_fault, name_from
 from core.api.schemas import Dataset, DatasetPreview, DatasetReport
+from core.client import Client
 from core.errors import HarliError
 
 _ROWS_SHOWN = 10
@@ -62,31 +65,30 @@ def upload() -> None:
     """Begin to send the chosen file; a second press with the same file does nothing."""
     token = st.session_state["_dataset_upload"]
     file = st.session_state[f"dataset_file_{token['round']}"]
-    if file is None or token["sending"] is not None or token["sent"] == file.file_id:
-        return
     name = st.session_state[f"dataset_name_{token['round']}"].strip()
     new_version = st.session_state.get("dataset_new_version", False)
     columns, api = mapping() or None, client()
-    file.seek(0)
-    token["sent"] = file.file_id
-    token["sending"] = send(
-        file.name,
-        lambda operation: api.upload_dataset(
-            file, name, filename=file.name, columns=columns, new_version=new_version, operation=operation
-        ),
-    )
+    if first_to_act(token) and token["sending"] is None and token["sent"] != file.file_id:
+        file.seek(0)
+        token["sent"] = file.file_id
+        token["sending"] = send(
+            file.name,
+            lambda operation: api.upload_dataset(
+                file, name, filename=file.name, columns=columns, new_version=new_version, operation=operation
+            ),
+        )
 
 
 def collect(sending: Sending[Dataset]) -> None:
     """What an upload that is through came to."""
     token = st.session_state["_dataset_upload"]
-    token["sending"] = None
 
     def take() -> None:
         token["made"] = sending.future.result().id
+        token["sending"] = None
 
     if not attempt(f"Uploading {sending.filename}", take, f"{sending.filename} stored", place="upload"):
-        token["sent"] = None
+        token.update(sent=None, sending=None)
 
 
 def look(file: Any, columns: dict[str, str]) -> DatasetPreview | None:
@@ -115,8 +117,30 @@ def show_preview(found: DatasetPreview) -> None:
         st.markdown(f"{plain(found.container)}, and none of its columns has a usual name: say below which is what.")
     for fault in found.faults[:_PREVIEWED]:
         st.markdown(f":material/error: {plain(fault)}")
+    show_remarks(found)
     if found.rows:
         show_rows(found.rows[:_PREVIEWED])
+
+
+def show_remarks(found: DatasetPreview) -> None:
+    """What the report will remark, as far as the rows that were looked at tell; said as such."""
+    of = "Of its" if found.whole else "Of the first"
+    if found.languages:
+        spoken = ", ".join(f"{language} {number(rows)}" for language, rows in found.languages.items())
+        st.caption(f"{of} {counted(found.looked_at, 'row')}, by language: {plain(spoken)}")
+    usual = settings().finetune.micro_batch_tokens
+    if found.longest_row_tokens is not None and found.longest_row_tokens > usual:
+        st.markdown(
+            f":material/warning: {of} {counted(found.looked_at, 'row')} the longest has "
+            f"{number(found.longest_row_tokens)} tokens, and a job's usual micro-batch {number(usual)}: a job on it "
+            "needs a larger one; rows are never cut."
+        )
+    for finding in found.findings:
+        where = f" ({'; '.join(plain(example) for example in finding.examples)})" if finding.examples else ""
+        st.markdown(
+            f":material/warning: {of} {counted(found.looked_at, 'row')}: {number(finding.count)} × "
+            f"{plain(finding.message)}{where}"
+        )
 
 
 def show_mapping(found: DatasetPreview | None) -> None:
@@ -163,8 +187,8 @@ def show_upload() -> None:
         if found is not None:
             show_preview(found)
         show_mapping(found)
-        if st.button(
-            "Upload and check", type="primary", icon=":material/upload:", key="dataset_upload",
+        if pressed(
+            "Upload and check", token, icon=":material/upload:", key="dataset_upload",
             disabled=fault is not None or token["sending"] is not None,
         ):  # fmt: skip
             upload()
@@ -228,10 +252,10 @@ def show_packing(dataset: Dataset) -> None:
     show_packed(preview)
 
 
-def parquet(dataset_id: str) -> bytes:
-    """The normalised file, read when the download is pressed."""
+def parquet(api: Client, dataset_id: str) -> bytes:
+    """The normalised file, read when the download is pressed: in a thread that does not know the viewer."""
     with tempfile.TemporaryDirectory() as folder:
-        return client().download_dataset(dataset_id, Path(folder) / "rows.parquet").read_bytes()
+        return api.download_dataset(dataset_id, Path(folder) / "rows.parquet").read_bytes()
 
 
 def close() -> None:
@@ -257,7 +281,7 @@ def detail(dataset: Dataset) -> None:
             query_params={"view": "New job", "new_dataset": dataset.name},
         )  # fmt: skip
         st.download_button(
-            "Download Parquet", lambda: parquet(dataset.id), f"{dataset.name}-v{dataset.version}.parquet",
+            "Download Parquet", partial(parquet, client(), dataset.id), f"{dataset.name}-v{dataset.version}.parquet",
             icon=":material/download:", on_click="ignore", key="dataset_download",
         )  # fmt: skip
         confirm(

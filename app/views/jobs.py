@@ -117,4 +117,5 @@ else:
         {"Queue": queue, "Compare": job_compare.draw, "Schedules": schedules.draw, "Webhooks": webhooks.draw}[view]()
 if made:
     st.query_params["job"] = made
+    job_form.opened()
     st.rerun()

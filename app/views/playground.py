@@ -68,6 +68,30 @@ def show_side(side: str, model: str) -> None:
             show_turn(turn)
 
 
+def note_question(asked: list[str]) -> None:
+    """Keep what was asked until it is sent: the run that it came with can end before that."""
+    asked.append(st.session_state["question"])
+
+
+def ask(asked: list[str], models: dict[str, str]) -> None:
+    """Send the question to all `models`. Nothing of Streamlit is touched once the first of them has it: whoever asks,
+    asks all of them, and each with the viewer's own token, which the threads that stream do not know."""
+    system, chosen = st.session_state["_sampling"]
+    talks = [(conversation(side, model), None if model == _BASE else model) for side, model in models.items()]
+    api = client()
+    st.session_state["_chat_streams"] = True
+    question = asked[0]
+    asked.clear()
+    for talk, model in talks:
+        talk.ask(
+            question,
+            model,
+            system,
+            chosen,
+            lambda messages, name, given: api.chat(messages, name, stream=True, **given),
+        )
+
+
 def draw(models: dict[str, str]) -> None:
     """Both conversations; drawn anew while one streams, and once more when it has ended."""
     for column, (side, model) in zip(st.columns(len(models)), models.items(), strict=True):
@@ -143,15 +167,13 @@ if not names:
         "make one.",
         icon=":material/lightbulb:",
     )
-question = st.chat_input("Ask both" if len(chosen) > 1 else "Ask", key="question", disabled=streaming())
-if question:
-    system, settings_chosen = st.session_state["_sampling"]
-    for side, model in chosen.items():
-        conversation(side, model).ask(
-            question, None if model == _BASE else model, system, settings_chosen,
-            lambda messages, name, given: client().chat(messages, name, stream=True, **given),
-        )  # fmt: skip
-    st.session_state["_chat_streams"] = True
+asked: list[str] = st.session_state.setdefault("_asked", [])
+st.chat_input(
+    "Ask both" if len(chosen) > 1 else "Ask", key="question", disabled=streaming(), on_submit=note_question,
+    args=(asked,),
+)  # fmt: skip
+if asked:
+    ask(asked, chosen)
     st.rerun()
 if st.session_state.get("_chat_streams"):
     st.fragment(draw, run_every=_POLL_S)(chosen)

@@ -3,14 +3,18 @@ those of tenants and of the week; and what the guard did about it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
 import streamlit as st
 
 from app.ui import charts, target_form, target_report
 from app.ui import frontier as reading_off
-from app.ui.data import REFRESH_S, client, forget, frontier, live, notices, telemetry
+from app.ui.background import Answer
+from app.ui.data import REFRESH_S, client, forget, frontier, live, look_at_frontier, notices, telemetry
 from app.ui.first import content_is_there
 from app.ui.page import Fault, elsewhere, heading, reading, show_fault
 from app.ui.states import badge
@@ -19,6 +23,7 @@ from app.ui.text import ms, number, percent, plain, viewer_zone, when
 from app.ui.theme import colours
 from app.ui.tiles import Tile, tiles
 from core.api.schemas import Engine, Frontier, Live, Notice, TargetBody, TargetInForce, Targets, TelemetryPoint
+from core.client import Client
 from core.errors import HarliError
 from core.target_text import window_text
 
@@ -387,12 +392,11 @@ def show_past() -> None:
     table(columns, [told_row(notice) for notice in told[:15]], key="told", openable=False)
 
 
-def report() -> str:
-    """All of the page as one HTML file."""
-    points = telemetry(_HOUR_S)
-    return target_report.html(
-        live().targets, frontier().value, points, notices(*_TOLD), datetime.now(UTC), viewer_zone()
-    )
+def report(api: Client, zone: ZoneInfo, look: Callable[[], Answer[Frontier]]) -> str:
+    """All of the page as one HTML file, read when the download is pressed: in a thread that does not know the
+    viewer."""
+    told = api.notices(_TOLD, limit=50).items
+    return target_report.html(api.live().targets, look().value, api.telemetry(_HOUR_S), told, datetime.now(UTC), zone)
 
 
 def told_row(notice: Notice) -> Row:
@@ -421,8 +425,8 @@ with st.container(border=True):
     change_further()
 show_past()
 st.download_button(
-    "Download the report", report, "harli-targets.html", "text/html", key="target_report", icon=":material/download:",
-    on_click="ignore",
+    "Download the report", partial(report, client(), viewer_zone(), look_at_frontier()), "harli-targets.html",
+    "text/html", key="target_report", icon=":material/download:", on_click="ignore",
 )  # fmt: skip
 elsewhere(
     "harli targets show\nharli targets set itl=80 acme/itl=60 'itl=150 sat,sun Europe/Berlin'\n"

@@ -105,6 +105,7 @@ def test_the_alerts_page_makes_and_deletes_a_rule(client: Client) -> None:
     app.button(key="store_rule").click().run()
     rules = {rule.name: rule for rule in client.alert_rules()}
     assert (rules["tight"].metric, rules["tight"].threshold) == ("attainment", 0.999)
+    assert app.button(key="delete_rule").label == "Delete it", "the answer to a question, not the first button"
     app.button(key="delete_rule").click().run()
     assert "tight" not in {rule.name for rule in client.alert_rules()}
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, TimeoutError, expect
 
 from core.client import Client
 from core.errors import Unauthorized
 from tests.app.browser import shoot, visit
-from tests.app.conftest import Backstage
+from tests.app.conftest import Backstage, rows
 
 pytestmark = pytest.mark.browser
 
@@ -42,3 +44,31 @@ def test_a_token_is_made_shown_once_used_and_revoked(backstage: Backstage, page:
     page.locator("[data-testid=stSidebar]").get_by_text("ann · acme").or_(page.get_by_text("Token refused")).click()
     page.get_by_role("button", name="Sign out").click()
     expect(page.locator("[data-testid=stSidebar]").get_by_text("admin · default")).to_be_visible()
+
+
+def test_a_download_is_read_as_whoever_is_signed_in(backstage: Backstage, page: Page, tmp_path: Path) -> None:
+    if "delta" not in [tenant.name for tenant in backstage.client.tenants()]:
+        backstage.client.create_tenant("delta")
+    user = backstage.client.create_user("dora", "admin", "delta")
+    made = backstage.client.create_token("console", user.id)
+    token = made.token
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(rows(12))
+    with Client(backstage.client.base_url, token=token) as dora:
+        dataset = dora.upload_dataset(path, "own-rows")
+    visit(page, f"{backstage.url}/datasets", "Data sets")
+    page.locator("[data-testid=stSidebar]").get_by_text("admin · default").click()
+    page.get_by_label("Sign in as, by API token").fill(token)
+    page.get_by_label("Sign in as, by API token").press("Enter")
+    expect(page.locator("[data-testid=stSidebar]").get_by_text("dora · delta")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="own-rows").or_(page.get_by_text("own-rows", exact=True)).first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("own-rows")
+    with page.expect_download(timeout=20_000) as started:
+        page.get_by_role("button", name="Download Parquet").click()
+    started.value.save_as(tmp_path / "own.parquet")
+    assert (tmp_path / "own.parquet").stat().st_size > 0
+    assert dataset.report.rows == 12
+    backstage.client.revoke_token(made.id)
+    with pytest.raises(TimeoutError), page.expect_download(timeout=4_000):
+        page.get_by_role("button", name="Download Parquet").click()
