@@ -98,6 +98,14 @@ def test_a_narrow_dark_screen_needs_no_sideways_scrolling(new_page: NewPage, bac
         assert box.evaluate("node => node.scrollWidth <= node.clientWidth + 1"), path
 
 
+def test_a_note_of_a_figure_is_whole_on_a_narrow_page(new_page: NewPage, backstage: Backstage) -> None:
+    page = new_page(size={**NARROW, "width": 320})
+    visit(page, f"{backstage.url}/", "Overview")
+    note = tile(page, "Device in use").locator(".note")
+    expect(note).to_contain_text("finetune")
+    assert note.evaluate("node => node.scrollWidth <= node.clientWidth")
+
+
 def test_pages_can_be_switched_at_any_moment_of_a_refresh(
     page: Page, quiet: Backstage, make_dataset: MakeDataset
 ) -> None:
