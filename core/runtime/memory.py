@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Decisions are for pages, which come and go in milliseconds: not every step needs one.
 _EVERY_S = 0.02
+# In a burst: to take up many requests takes tens of milliseconds, a look as good as none.
+_BURST_S = 0.004
 KV_OWNER = "kv cache"
 
 Code = Literal["memory_granted", "memory_reclaimed", "kv_grows", "kv_shrinks"]
@@ -228,6 +230,12 @@ class Broker:
         self._queue = min(self._queue, self._kv.waiting)
         self._follow()
 
+    def request_came(self, *, step_ms: Callable[[], float | None], restart: Callable[[], Moment | None]) -> None:
+        """A request was queued, and others may be before a batch is made: look now, so that those for which memory is
+        short do not wait until all are. No batch is being made."""
+        if self._clock() - self._looked_at >= _BURST_S:
+            self.look(step_ms=step_ms, restart=restart)
+
     def look(self, *, step_ms: Callable[[], float | None], restart: Callable[[], Moment | None]) -> None:
         """Decide, if it is time; `step_ms`: a step's ms, where they are known, asked for only then. Called between two
         steps."""
@@ -265,7 +273,7 @@ class Broker:
             self._note("memory_granted", decision.grant, decision.reason)
 
     def _take(self, share: JobShare, decision: Decision, restart: Callable[[], Moment | None]) -> None:
-        """Have the job give up what it is to, and the KV cache grow by each part as soon as that is there."""
+        """Have the job give up what it is to, and the KV cache grow by that as soon as it is there."""
         kv = self._kv
         pages = sum(share.takeable) if decision.swap_out else share.takeable[1]
         queued, short = kv.queued_since(), kv.short()
@@ -273,10 +281,11 @@ class Broker:
         over = restart()
         self._note("memory_reclaimed", pages, decision.reason)
         moves = [share.give_up_activations(over)]
-        self._resize(decision)
         if decision.swap_out:
+            # The pool grows when both are over: mapping pages for it takes the driver as long as both, and what the
+            # state needs of the driver would wait for that.
             moves.append(share.swap_out(over))
-            self._resize(decision)
+        self._resize(decision)
         self._taking.append(Reclaim(pages * self._page_bytes, since, self._looked_at, moves, kv.goal, short))
 
     def _follow(self) -> None:

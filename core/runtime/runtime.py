@@ -159,7 +159,12 @@ class Runtime:
         """No batch is being made. What waits for memory does not wait for the next result too, which of a long prefill
         takes its time, and which never comes where nothing can run before there is memory."""
         if self._engine.memory is not None and self._engine.memory.waited_for:
-            self._share_memory(self._engine.memory)
+            self._share_memory(self._engine.memory.look)
+
+    def request_came(self) -> None:
+        """A request was queued, while no batch is being made."""
+        if self._engine.memory is not None:
+            self._share_memory(self._engine.memory.request_came)
 
     def step_begins(self) -> None:
         """A batch is about to be launched."""
@@ -357,14 +362,14 @@ class Runtime:
                 if isinstance(self._predictor, MovingPredictor):
                     self._predictor.forget_tasklets()
         if self._engine.memory is not None:
-            self._share_memory(self._engine.memory)
+            self._share_memory(self._engine.memory.look)
         if now - self._interval.started >= REPORT_INTERVAL_S and self._calibration is None:
             self._report(now)
 
-    def _share_memory(self, broker: Broker) -> None:
+    def _share_memory(self, look: Callable[..., None]) -> None:
         """Let the broker see to it that the KV cache has what it needs."""
         job = self._job
-        broker.look(step_ms=self._predicted_ms, restart=job.start_again if job is not None else _nothing)
+        look(step_ms=self._predicted_ms, restart=job.start_again if job is not None else _nothing)
 
     def _predicted_ms(self) -> float | None:
         """A step of the present load by itself; None where nothing is known of it."""

@@ -120,6 +120,11 @@ class Attachment:
             self.runtime.between_batches()
             self._kv.advance()
 
+    def request_came(self) -> None:
+        """A request was queued; no batch is being made."""
+        if self._kv is not None:
+            self.runtime.request_came()
+
     def step_begins(self, batch: Any) -> None:
         """A batch is about to be launched."""
         if batch.forward_mode.is_extend():

@@ -36,6 +36,7 @@ def register() -> None:
     HookRegistry.register(f"{_SCHEDULER}.process_batch_result", _process_batch_result, around)
     HookRegistry.register(f"{_SCHEDULER}.on_idle", _on_idle, around)
     HookRegistry.register(f"{_SCHEDULER}.get_next_batch_to_run", _get_next_batch_to_run, around)
+    HookRegistry.register(f"{_SCHEDULER}.handle_generate_request", _handle_generate_request, around)
     HookRegistry.register(f"{_SCHEDULER}.get_next_disagg_decode_batch_to_run", _next_decode_only_batch, around)
     HookRegistry.register(f"{_KV_CACHE}._build_token_to_kv_pool", _build_token_to_kv_pool, around)
     HookRegistry.register(f"{_KV_CACHE}._build_mha_kv_pool", _build_mha_kv_pool, around)
@@ -90,6 +91,11 @@ def _process_batch_result(original: Callable[..., Any], scheduler: Any, batch: A
 def _get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     scheduler.harli.between_batches()
     return original(scheduler, *args, **kwargs)
+
+
+def _handle_generate_request(original: Callable[[Any, Any], None], scheduler: Any, request: Any) -> None:
+    original(scheduler, request)
+    scheduler.harli.request_came()
 
 
 def _next_decode_only_batch(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:

@@ -182,8 +182,8 @@ class Kv(KvRows):
 
 
 class Serving:
-    """prepare: makes the job, over `stream`, with a share of `broker`. A prefill takes up to `chunk` tokens, and `ms`
-    for each."""
+    """prepare: makes the job, over `stream`, with a share of `broker`. A prefill takes up to `chunk` tokens, and
+    `prefill_ms` for each; to take up a request takes `receive_ms`."""
 
     def __init__(
         self, folder: Path, prepare: Callable[[Serving, StartJob], Any], *, rows: int, columns: int = 2,
@@ -191,7 +191,7 @@ class Serving:
     ) -> None:  # fmt: skip
         url = f"ipc://{folder}/link.sock"
         self.control, self.link = ControlEnd(url), PromptEnd(url, HELLO.engine_id)
-        self.folder, self.chunk, self.prefill_ms = folder, chunk, prefill_ms
+        self.folder, self.chunk, self.prefill_ms, self.receive_ms = folder, chunk, prefill_ms, 0.0
         self.clock = Clock()
         self.clock.ms = 100_000.0
         self.clock.settle = self._settle
@@ -277,10 +277,12 @@ class Serving:
             self.clock.turn(self.clock.ms + 0.5)
 
     def _receive_requests(self) -> None:
-        while self.coming and self.coming[0].at <= self.clock.ms:
-            one = self.coming.popleft()
+        for one in [one for one in self.coming if one.at <= self.clock.ms]:
+            self.coming.remove(one)
+            self.clock.turn(self.clock.ms + self.receive_ms)
             one.at = self.clock.ms
             self.kv.waiting_queue.append(one)
+            self.runtime.request_came()
 
     def _admitted(self) -> list[Request]:
         kv, taken, tokens = self.kv, [], 0

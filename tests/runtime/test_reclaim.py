@@ -126,6 +126,16 @@ def test_the_decision_comes_with_the_first_look_and_before_the_prefill(serving: 
     assert len(serving.job.queued) == launched, "nothing was added to what was queued"
 
 
+def test_a_burst_is_decided_on_while_it_is_being_taken_up(serving: Serving) -> None:
+    """Which takes longer than what the job has queued."""
+    train(serving)
+    serving.receive_ms = 0.5
+    waiting = burst(serving, 120)
+    serving.until(lambda: all(one.ran_at is not None for one in waiting))
+    assert waiting[-1].at - waiting[0].at == pytest.approx(119 * 0.5)
+    assert all(one["decided"] <= 5.0 for one in told(serving))
+
+
 @pytest.mark.parametrize("target_ms", [32.0, 50.0])
 def test_memory_is_back_within_what_one_step_has_behind_it(serving: Serving, target_ms: float) -> None:
     """Two steps are launched ahead, and the tasklets behind one of them."""

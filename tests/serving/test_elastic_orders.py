@@ -153,6 +153,9 @@ class Orders(RuleBasedStateMachine):
         one = Request(f"{number}", tokens, ahead)
         self.submitted.append(one)
         self.loop.waiting.append(one)
+        self.poll()
+        self.broker.request_came(step_ms=lambda: 10.0, restart=self.restart)
+        self.loop.check()
 
     @rule(turns=st.integers(1, 12))
     def serve(self, turns: int) -> None:
