@@ -13,8 +13,8 @@ engine with a job at a burst of requests, the slowest of its reclaims, from when
 until the job's was free (all its moments: headroom.reclaims); raw_reclaim_ms: of the arena alone, until 7 GiB of a job
 are given up and 64k tokens mapped; given_up_ms: until a job's share has given up its activations, and its state too,
 while the thread of the engine does nothing, computes in Python, or has launched more kernels than the device takes.
-swap_gib_s: of the slower way, out or back, at full rate; swap_paced: at the rate that the engine swaps with, and the
-share of decode steps meanwhile beyond twice the undisturbed median. to_host: decode while tensors are copied to
+swap_gib_s: of the slower way, out or back, at full rate; swap_paced: back at the engine's rate for that, and the share
+of decode steps meanwhile beyond twice the undisturbed median. to_host: decode while tensors are copied to
 ordinary host memory, as a checkpoint's are, by torch and by `core.memory.staging`. headroom: `benchmarks.headroom`, on
 a card of 40 GiB.
 
@@ -236,7 +236,7 @@ def given_up(arena: Arena, sizes: Sizes, device: torch.device) -> dict[str, list
 
 
 def swap(arena: Arena, step: Step, size: int, rate: Rate, target_ms: float) -> dict[str, Any]:
-    """State that leaves and comes back beside decode, some times."""
+    """State that leaves and comes back, at `rate`, beside decode, some times."""
     state = Swappable(arena, "job", [((size // 4,), torch.float32)])
     locked = timed(state.lock_pages)
     paced(state.back(), Rate())

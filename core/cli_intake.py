@@ -54,6 +54,15 @@ def preview(
         printing.table(found.columns, columns, "It has no columns.")
         for fault in found.faults:
             printing.say(f"[red]fault[/] {escape(fault)}")
+        looked_at = f"{found.looked_at:,} rows" if found.whole else f"the first {found.looked_at:,} rows"
+        for finding in found.findings:
+            examples = f" ({'; '.join(finding.examples)})" if finding.examples else ""
+            printing.say(f"[yellow]remark[/] of {looked_at} {finding.count:,}: {escape(finding.message + examples)}")
+        if found.languages:
+            spoken = ", ".join(f"{language} {count:,}" for language, count in found.languages.items())
+            printing.say(f"{looked_at[0].upper()}{looked_at[1:]} by language: {spoken}")
+        if found.longest_row_tokens is not None:
+            printing.say(f"The longest of {looked_at} has {found.longest_row_tokens:,} tokens.")
         if found.format is None:
             printing.say(f"Say which column is what: --column ROLE=COLUMN, of the roles {', '.join(found.roles)}.")
     if found.format is None or found.faults:

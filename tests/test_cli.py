@@ -247,6 +247,9 @@ def test_a_file_is_looked_at_before_it_is_sent(harli: Harli, api: Client, tmp_pa
     found = answer(harli("datasets", "preview", str(path), *columns, "--json"))
     assert (found["format"], len(found["rows"])) == ("prompt/completion", 1)
     assert "odd" not in [dataset.name for dataset in api.datasets().items]
+    path.write_text("frage,reaktion\n" + "Wer?,Ich.\n" * 3)
+    remarks = harli("datasets", "preview", str(path), *columns)
+    assert (remarks.exit_code, "remark of 3 rows 2:" in remarks.stdout) == (0, True), remarks.stdout
 
 
 def test_rows_are_shown(harli: Harli, dataset: str) -> None:
