@@ -112,7 +112,7 @@ def show_preview(found: DatasetPreview) -> None:
     """What the file is, its first rows, and what is wrong with them."""
     if found.format is not None:
         read = " · ".join(f"{plain(role)} ← `{column}`" for role, column in found.mapping.items())
-        st.markdown(f"{plain(found.container)}, read as **{plain(found.format)}** {read}")
+        st.markdown(f"{plain(found.container)}, read as **{plain(found.format)}**{f': {read}' if read else ''}")
     else:
         st.markdown(f"{plain(found.container)}, and none of its columns has a usual name: say below which is what.")
     for fault in found.faults[:_PREVIEWED]:
@@ -124,23 +124,21 @@ def show_preview(found: DatasetPreview) -> None:
 
 def show_remarks(found: DatasetPreview) -> None:
     """What the report will remark, as far as the rows that were looked at tell; said as such."""
-    of = "Of its" if found.whole else "Of the first"
-    if found.languages:
-        spoken = ", ".join(f"{language} {number(rows)}" for language, rows in found.languages.items())
-        st.caption(f"{of} {counted(found.looked_at, 'row')}, by language: {plain(spoken)}")
     usual = settings().finetune.micro_batch_tokens
-    if found.longest_row_tokens is not None and found.longest_row_tokens > usual:
+    longest = found.longest_row_tokens if (found.longest_row_tokens or 0) > usual else None
+    if not found.languages and not found.findings and longest is None:
+        return
+    spoken = ", ".join(f"{language} {number(rows)}" for language, rows in found.languages.items())
+    of = f"{'Of its' if found.whole else 'Of the first'} {counted(found.looked_at, 'row')}"
+    st.caption(f"{of}, by language: {plain(spoken)}" if spoken else f"{of}:")
+    if longest is not None:
         st.markdown(
-            f":material/warning: {of} {counted(found.looked_at, 'row')} the longest has "
-            f"{number(found.longest_row_tokens)} tokens, and a job's usual micro-batch {number(usual)}: a job on it "
-            "needs a larger one; rows are never cut."
+            f":material/warning: The longest has {number(longest)} tokens, and a job's usual micro-batch "
+            f"{number(usual)}: a job on it needs a larger one; rows are never cut."
         )
     for finding in found.findings:
         where = f" ({'; '.join(plain(example) for example in finding.examples)})" if finding.examples else ""
-        st.markdown(
-            f":material/warning: {of} {counted(found.looked_at, 'row')}: {number(finding.count)} × "
-            f"{plain(finding.message)}{where}"
-        )
+        st.markdown(f":material/warning: {number(finding.count)} × {plain(finding.message)}{where}")
 
 
 def show_mapping(found: DatasetPreview | None) -> None:

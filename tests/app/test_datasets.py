@@ -115,7 +115,7 @@ def test_columns_with_other_names_can_be_mapped(page: Page, backstage: Backstage
 def test_what_the_report_will_remark_is_told_before_the_upload(page: Page, backstage: Backstage) -> None:
     offer(page, backstage, "twice-rows.jsonl", rows(20) + rows(2))
     shown = page.get_by_test_id("stMain")
-    expect(shown).to_contain_text("Of its 22 rows: 2 × Same as an earlier row.")
+    expect(shown).to_contain_text("2 × Same as an earlier row.")
     expect(shown).to_contain_text("line 21: as line 1")
     expect(shown).to_contain_text("Of its 22 rows, by language: en 22")
     offer(page, backstage, "many-rows.jsonl", rows(700))
