@@ -7,7 +7,6 @@ uploaded is what is trained on, or nothing is.
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,7 +141,7 @@ class _Intake:
         self._shape: Shape | None = None
         if found.columns is not None:
             self._shape = self._detected(found.columns, [])
-        self._controls = re.compile("|".join(map(re.escape, tokenizer.special_texts))) if tokenizer else None
+        self._controls = checks.controls_of(tokenizer) if tokenizer else None
         self._rows_read = self._kept = 0
         self._tokens = self._answer_tokens = self._longest = 0
         self._lengths = np.zeros(64, dtype=np.int64)
@@ -173,7 +172,7 @@ class _Intake:
 
     def finish(self) -> schemas.DatasetReport:
         """The report. Raises InvalidDataset, with it, when there is a fault or no row."""
-        self._remark_duplicates()
+        checks.remark_duplicates(self.findings, self._duplicates, self._source.place)
         report = self._report()
         first = self.findings.first_error
         if first is not None:
@@ -318,17 +317,8 @@ class _Intake:
         """Count what is worth a warning, and keep what tells duplicates."""
         found = batch.columns
         self._duplicates.add(_as_array(batch.lines), *found.hashes())
-        last = found.offsets[1:] - 1
-        blank = found.blank()
-        if blank.any():
-            for at in np.flatnonzero(blank[last]).tolist():
-                self._warn("empty_answer", batch, at)
-            for at in np.flatnonzero((np.diff(found.offsets) > 1) & blank[np.maximum(last - 1, 0)]).tolist():
-                self._warn("empty_prompt", batch, at)
-        if self._controls is not None:
-            for at in range(len(found)):
-                if control := next((match for text in found.texts(at) if (match := self._controls.search(text))), None):
-                    self._warn("control_token", batch, at, repr(control.group()))
+        for code, at, what in checks.remarks(found, self._controls):
+            self._warn(code, batch, at, what)
         told = LANGUAGE_FIRST if not self._kept else LANGUAGE_OF_BLOCK
         for at in range(0, len(found), max(len(found) // told, 1)):
             self._languages[languages.language(" ".join(reversed(found.texts(at))))] += 1
@@ -369,13 +359,6 @@ class _Intake:
         self._lengths += np.bincount(powers, minlength=len(self._lengths))
 
     # ---- the whole file ----------------------------------------------------------------------------------------------
-
-    def _remark_duplicates(self) -> None:
-        for code, repeats in zip(("duplicate_rows", "duplicate_prompts"), self._duplicates.found(), strict=True):
-            for line, earlier in repeats.examples:
-                self.findings.add(code, self._source.place(line, None), f"as {self._source.place(earlier, None)}")
-            if repeats.count > len(repeats.examples):
-                self.findings.add(code, "", count=repeats.count - len(repeats.examples))
 
     def _report(self) -> schemas.DatasetReport:
         counted = self._tokenizer is not None and self._kept > 0

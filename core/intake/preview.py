@@ -4,7 +4,6 @@ upload's report would say of them."""
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -141,28 +140,16 @@ def _remarks(
     found = columns_of.of_chats(shapes.flat([one.row for one in taken]))
     if found is None or not taken:
         return findings, seen
-    last, blank = found.offsets[1:] - 1, found.blank()
-    alone = found.offsets[1:] - found.offsets[:-1] == 1
-    controls = re.compile("|".join(map(re.escape, tokenizer.special_texts))) if tokenizer is not None else None
-    for at, (line, number, row, _) in enumerate(taken):
+    for line, number, row, _ in taken:
         if row.numbers:
             findings.add("number_as_text", place(line, number))
-        if blank[last[at]]:
-            findings.add("empty_answer", place(line, number))
-        if not alone[at] and blank[last[at] - 1]:
-            findings.add("empty_prompt", place(line, number))
-        texts = found.texts(at)
-        control = next((match for text in texts if (match := controls.search(text))), None) if controls else None
-        if control is not None:
-            findings.add("control_token", place(line, number), repr(control.group()))
-        seen[languages.language(" ".join(reversed(texts)))] += 1
+    for code, at, what in checks.remarks(found, checks.controls_of(tokenizer) if tokenizer is not None else None):
+        findings.add(code, place(taken[at].line, taken[at].number), what)
+    for at in range(len(found)):
+        seen[languages.language(" ".join(reversed(found.texts(at))))] += 1
     with closing(Duplicates(folder)) as duplicates:
         duplicates.add([one.line for one in taken], *found.hashes())
-        for code, repeats in zip(("duplicate_rows", "duplicate_prompts"), duplicates.found(), strict=True):
-            for line, earlier in repeats.examples:
-                findings.add(code, place(line, None), f"as {place(earlier, None)}")
-            if repeats.count > len(repeats.examples):
-                findings.add(code, "", count=repeats.count - len(repeats.examples))
+        checks.remark_duplicates(findings, duplicates, place)
     return findings, seen
 
 
