@@ -26,6 +26,7 @@ from core.predictor.profile import Machine, Profile, TaskletPoint
 from core.predictor.profile import Point as StepPoint
 from core.predictor.two_stage import TwoStagePredictor
 from core.runtime.executor import Executor, Expected, Ran, Size
+from core.runtime.predicted import Predicted
 from core.serving.layouts import DecodeLayouts
 
 _AHEAD = 64
@@ -90,6 +91,7 @@ class Bench:
         self._policy: Any = None
         self._memory: Any = None
         self._predictor: Any = None
+        self._predicted = Predicted(lambda: self._predictor)
         self._plan = StepPlan()
         self._expected = 6.0
 
@@ -97,15 +99,13 @@ class Bench:
         """The executor's `Expectation`: what the engine's own runtime expects where a policy plans, else what the last
         step took."""
         if self._plans:
-            ms: float = self._predictor.decode_ms(layout, size.padded, size.kv_tokens, size.max_kv, beside)
-            return ms
+            return self._predicted.decode_ms(layout, size, beside)
         return self._expected
 
     def tasklet_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> Expected:
         """Likewise, else what tasklets took lately."""
         if self._plans:
-            at = (layout, kind, size.padded, size.kv_tokens)
-            return Expected(self._predictor.tasklet_mean_ms(*at), self._predictor.tasklet_ms(*at))
+            return self._predicted.tasklet_ms(layout, kind, size)
         ms = self._kind_ms.get((layout, kind), 2.0)
         return Expected(ms, ms)
 

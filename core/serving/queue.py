@@ -5,7 +5,7 @@ seconds."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pynvml
@@ -22,9 +22,10 @@ from core.memory.arena import ArenaError
 from core.memory.rate import GPU_RATE
 from core.memory.slot import SlotMemory
 from core.partition import green
-from core.policy.types import Layout, Predictor, TaskletKind
+from core.policy.types import TaskletKind
 from core.predictor.profile import Machine, MicroBatch
-from core.runtime.executor import Executor, Expectation, Expected, Size
+from core.runtime.executor import Executor, Expectation
+from core.runtime.predicted import Predicted
 from core.runtime.profiles import PROFILES, ProfileStore, Profiling
 from core.runtime.profiling import Profiler
 from core.runtime.runtime import Queued
@@ -87,7 +88,7 @@ class DecodeQueue:
             )
 
         places = {part.layout: streams.index(part.finetune) for part in partitions.parts}
-        self.queued = Queued(new_executor(_Predicted(lambda: self.profiling.predictor)), places, decode.padded)
+        self.queued = Queued(new_executor(Predicted(lambda: self.profiling.predictor)), places, decode.padded)
         logger.warning(
             "%d layouts: decode graphs took %.1f s and %.2f GiB, tasklets of rank %d and %d tokens %.1f s and %.2f GiB",
             len(partitions.parts),
@@ -189,22 +190,6 @@ class DecodeQueue:
         if memory is not None:
             torch.cuda.synchronize(self._device)
             memory.unmap()
-
-
-class _Predicted:
-    """What the predictor says, which is another one once a profile is taken."""
-
-    def __init__(self, predictor: Callable[[], Predictor]) -> None:
-        self._predictor = predictor
-
-    def decode_ms(self, layout: Layout, size: Size, beside: TaskletKind | None) -> float:
-        """Of a step, as the executor's `Expectation`."""
-        return self._predictor().decode_ms(layout, size.padded, size.kv_tokens, size.max_kv, beside)
-
-    def tasklet_ms(self, layout: Layout, kind: TaskletKind, size: Size) -> Expected:
-        """Of a tasklet."""
-        predictor, at = self._predictor(), (layout, kind, size.padded, size.kv_tokens)
-        return Expected(predictor.tasklet_mean_ms(*at), predictor.tasklet_ms(*at))
 
 
 def _machine(sms: int, model: str, dtype: torch.dtype) -> Machine:
