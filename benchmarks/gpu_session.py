@@ -74,8 +74,8 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
 
     found = [
         Part("tests", "partitions, executor and captured tasklets on the device", 100,
-             test("tests/serving/test_lora_kernels.py", "tests/partition/test_green.py",
-                  "tests/runtime/test_streams.py", "tests/runtime/test_gpu_watch.py",
+             test("tests/serving/test_lora_kernels.py", "tests/serving/test_branches.py",
+                  "tests/partition/test_green.py", "tests/runtime/test_streams.py", "tests/runtime/test_gpu_watch.py",
                   "tests/finetune/test_captured.py", "tests/finetune/test_captured_job.py",
                   "tests/finetune/test_streamed_gpu.py")),
         Part("lora_kernels", "LoRA kernels, ours and SGLang's, whose best blocks are used from here on", 45,

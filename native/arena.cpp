@@ -120,7 +120,12 @@ Statistics Pool::statistics() const {
 // ---- region ---------------------------------------------------------------------------------------------------------
 
 Region::Region(std::shared_ptr<detail::Pool> pool, std::string owner, std::size_t pages)
-    : pool_(std::move(pool)), owner_(std::move(owner)), pages_(pages), handles_(pages), is_mapped_(pages, false), is_copied_(pages, false) {
+    : pool_(std::move(pool)),
+      owner_(std::move(owner)),
+      pages_(pages),
+      handles_(pages),
+      is_mapped_(pages, false),
+      is_copied_(pages, false) {
   if (pages == 0) throw ArenaError("a region of no pages for " + owner_);
   pool_->join(owner_);
   try {

@@ -1,6 +1,6 @@
-// The part of the CUDA driver's interface that virtual memory management and copies take (CUDA 10.2 and later). Declared here, so
-// that building needs no CUDA: the driver's library is opened where there is one. Values and layouts are the driver's
-// binary interface.
+// The part of the CUDA driver's interface that virtual memory management and copies take (CUDA 10.2 and later).
+// Declared here, so that building needs no CUDA: the driver's library is opened where there is one. Values and layouts
+// are the driver's binary interface.
 #pragma once
 
 #include <cstddef>
