@@ -152,7 +152,12 @@ def explain(errors: Sequence[Any], model: Any = None) -> tuple[str, str]:
 def _path(loc: Sequence[str | int]) -> str:
     """Without the word that tells body from query."""
     inner = loc[1:] if loc and loc[0] in ("body", "query", "path", "header") else loc
-    return ".".join(str(part) for part in inner) or "body"
+    return _written(".".join(str(part) for part in inner)) or "body"
+
+
+def _written(text: str) -> str:
+    """With halves of surrogate pairs, which no answer can hold, spelt out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _sentence(path: str, error: Any, model: Any) -> str:
@@ -167,6 +172,7 @@ def _sentence(path: str, error: Any, model: Any) -> str:
     if kind == "json_invalid":
         return f"the body is not JSON: {error.get('ctx', {}).get('error', error['msg'])}"
     shown = f'"{value}"' if isinstance(value, str) else str(value)
+    shown = _written(shown)
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     if kind == "string_pattern_mismatch":
         return (

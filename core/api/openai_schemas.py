@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
+
+from core.api.schemas import Storable
 
 T = TypeVar("T")
 Purpose = Literal["fine-tune", "fine-tune-results"]
@@ -63,22 +65,16 @@ class File(BaseModel):
 # ---- fine-tuning jobs ------------------------------------------------------------------------------------------------
 
 
-class Hyperparameters(BaseModel):
+class Hyperparameters(Storable):
     """`n_epochs`: passes over the file (auto: 3). `batch_size`: rows of an optimizer step, to the nearest whole number
     of packed micro-batches (auto: one micro-batch). `learning_rate_multiplier`: times 1e-3 (auto: 1)."""
 
-    model_config = ConfigDict(extra="forbid")
-
     batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] | None = None
-    learning_rate_multiplier: Literal["auto"] | Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = (
-        None
-    )
+    learning_rate_multiplier: Literal["auto"] | Annotated[float, Field(gt=0, le=1000)] | None = None
     n_epochs: Literal["auto"] | Annotated[int, Field(ge=1, le=1000)] | None = None
 
 
-class Supervised(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class Supervised(Storable):
     hyperparameters: Hyperparameters | None = None
 
 
@@ -87,11 +83,9 @@ class Method(BaseModel):
     supervised: Supervised | None = None
 
 
-class FineTuningCreate(BaseModel):
+class FineTuningCreate(Storable):
     """`model`: the served model, or an adapter to go on from (``name`` or ``name@version``). `suffix`: the name of the
     adapter that comes of it; left out, one is made of the file's name."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str = Field(min_length=1, max_length=200)
     training_file: str = Field(min_length=1, max_length=120)

@@ -5,16 +5,18 @@ An error is answered as ``{"error": {"code", "message", "param"}}`` with the sta
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from core.api import methods
 
 T = TypeVar("T")
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+_HALF = re.compile(r"[\ud800-\udfff]")
 CLOCK_TIME = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 WEEKDAYS: tuple[Weekday, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -35,11 +37,32 @@ def _no_number(value: Any) -> Any:
 Moment = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_no_number)]
 
 
-class Body(BaseModel):
+class Storable(BaseModel):
+    """Python reads more out of a body than JSON has and a store takes: Infinity, NaN, halves of surrogate pairs. A
+    field with one of these is refused."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _of_whole_characters(cls, value: Any) -> Any:
+        left = [value]
+        while left:
+            part = left.pop()
+            if isinstance(part, dict):
+                left += [*part, *part.values()]
+            elif isinstance(part, list):
+                left += part
+            elif isinstance(part, str) and _HALF.search(part):
+                raise PydanticCustomError("characters", "it has half of a surrogate pair, give whole characters")
+        return value
+
+
+class Body(Storable):
     """Requests refuse unknown fields, so that a misspelt one is not silently ignored, and values of another type than
     the description names, such as 1 for true."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
 
 class ErrorDetail(BaseModel):
@@ -368,7 +391,7 @@ class AdapterPart(Body):
     """One of the adapters that are merged: ``name``, ``name@version`` or ``name@alias``, and its weight in the sum."""
 
     adapter: str = Field(max_length=120)
-    weight: float = Field(1.0, ge=-10, le=10, allow_inf_nan=False)
+    weight: float = Field(1.0, ge=-10, le=10)
 
 
 class AdapterMerge(Body):
@@ -417,7 +440,7 @@ class TargetBody(Body):
     quantile those with an open window go before the one without windows, and of these the tightest."""
 
     kind: Literal["itl", "tpot", "ttft"]
-    ms: float = Field(gt=0, le=600_000, allow_inf_nan=False)
+    ms: float = Field(gt=0, le=600_000)
     quantile: float = Field(0.99, gt=0, lt=1)
     tenant: str | None = Field(None, pattern=NAME)
     windows: list[TargetWindow] = Field([], max_length=8)
@@ -631,7 +654,7 @@ class AlertRuleBody(Body):
 
     metric: AlertMetric
     comparison: Literal["above", "below"]
-    threshold: float = Field(allow_inf_nan=False)
+    threshold: float
     window_s: float = Field(60.0, ge=5, le=600)
     for_s: float = Field(60.0, ge=0, le=86_400)
     severity: Literal["info", "warning", "critical"] = "warning"

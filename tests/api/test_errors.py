@@ -40,6 +40,15 @@ def explained(model: Any, body: object) -> tuple[str, str]:
         (JOB | {"schedule": "stairs"}, "schedule", "schedule is \"stairs\"; it should be 'cosine', 'linear' or"),
         (JOB | {"lora": {"target_modules": []}}, "lora.target_modules", "it should have at least 1 item"),
         ([], "body", "body is []; it should be a valid dictionary"),
+        (JOB | {"weight_decay": float("inf")}, "weight_decay", "weight_decay is inf; it should be a finite number"),
+        (JOB | {"lora": {"alpha": float("inf")}}, "lora.alpha", "lora.alpha is inf; it should be a finite number"),
+        (
+            JOB | {"name": "a\ud800"},
+            "name",
+            'name is "a\\ud800"; it has half of a surrogate pair, give whole characters',
+        ),
+        (JOB | {"sample_prompts": ["a", "\udfff"]}, "sample_prompts", "half of a surrogate pair"),
+        (JOB | {"\ud800": 1}, "body", 'body is "\\ud800"; it should be a valid string'),
     ],
 )
 def test_what_is_wrong_with_a_job_is_said_with_its_remedy(body: object, param: str, message: str) -> None:
@@ -149,9 +158,11 @@ def test_over_http_each_kind_has_its_status(http: httpx.Client) -> None:
     assert "in force: none" in error(put, 409).message
 
 
+# With halves of surrogate pairs, which JSON can write.
+TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=12,
 )
 NAMES = [*schemas.JobCreate.model_fields, *schemas.LoraBody.model_fields, "version", "targets", "save", "kind", "ms"]
@@ -164,6 +175,10 @@ WRITES = [
     ("PATCH", "/api/jobs/x"),
     ("POST", "/api/jobs/x/stop"),
     ("POST", "/api/adapters/x/deploy"),
+    ("POST", "/api/schedules"),
+    ("POST", "/api/webhooks"),
+    ("POST", "/api/users"),
+    ("POST", "/v1/fine_tuning/jobs"),
 ]
 READS = [
     "/api/jobs", "/api/datasets", "/api/adapters", "/api/telemetry", "/api/live", "/api/jobs/x/events",
