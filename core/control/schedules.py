@@ -8,7 +8,7 @@ one does.
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -34,6 +34,9 @@ from db.schedules import ScheduleRecord
 
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _DAY = f"[0-7]|{'|'.join(_DAYS)}"
+# More than clocks are ever put forward or back by.
+_CLOCK_CHANGE = timedelta(hours=3)
+_MONTHS = re.compile(r"[a-z]{3}(-[a-z]{3})?")
 _WEEKDAYS = re.compile(rf"(?:\*|(?P<first>{_DAY})(?:-(?P<last>{_DAY}))?)(?:/(?P<step>[1-7]))?")
 
 # ---- managing --------------------------------------------------------------------------------------------------------
@@ -130,7 +133,11 @@ def _checked(control: Control, job: JobCreate) -> dict[str, Any]:
 
 
 def next_run(cron: str, timezone: str, after: datetime) -> datetime:
-    """The first moment behind `after` that the line names. Raises Invalid for a line or a zone that there is not."""
+    """The first moment behind `after` that the line names. Raises Invalid for a line or a zone that there is not.
+
+    A time of day that the clocks leave out comes as much later as they are put forward, one that they show twice comes
+    the first time, as in cron; a line with ``*`` for minutes or hours, by contrast, goes on at its pace.
+    """
     try:
         zone = ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -140,7 +147,7 @@ def next_run(cron: str, timezone: str, after: datetime) -> datetime:
             "timezone",
         ) from error
     try:
-        found = _trigger(cron, zone).get_next_fire_time(after, after)
+        found = _next(cron, zone, after)
     except (ValueError, TypeError) as error:
         raise Invalid(
             "cron",
@@ -150,16 +157,39 @@ def next_run(cron: str, timezone: str, after: datetime) -> datetime:
         ) from error
     if found is None:
         raise Invalid("cron", f"cron is {cron!r}, which never comes; give a line that names a day there is", "cron")
-    return found if isinstance(found, datetime) else after
+    return found
 
 
-def _trigger(cron: str, zone: ZoneInfo) -> BaseTrigger:
+def _next(cron: str, zone: ZoneInfo, after: datetime) -> datetime | None:
+    """The first moment behind `after`; None where there is none. Raises ValueError for what is no cron line."""
+    tick = timedelta(microseconds=1)
+    if any(field.startswith("*") for field in cron.split()[:2]):
+        found = _trigger(cron, zone).get_next_fire_time(None, after + tick)
+        return found if isinstance(found, datetime) else None
+    # What clocks show that are never changed is a moment of the zone's own.
+    trigger, shown = _trigger(cron, UTC), after.astimezone(zone).replace(tzinfo=UTC, fold=0) - _CLOCK_CHANGE
+    while isinstance(shown := trigger.get_next_fire_time(None, shown), datetime):
+        moment = shown.replace(tzinfo=zone).astimezone(UTC)
+        if moment > after:
+            return moment
+        shown += tick
+    return None
+
+
+def _trigger(cron: str, zone: tzinfo) -> BaseTrigger:
     """As cron reads the line: days of the week are numbered from Sunday, which is 0 and 7 (APScheduler's from Monday),
     and where day and weekday are both given, either is enough (APScheduler wants both)."""
     fields = cron.split()
     if len(fields) != 5:
         raise ValueError(f"it has {len(fields)} fields, a cron line has 5")
     minute, hour, day, month, weekday = fields
+    # APScheduler reads the beginning of a word such as last-1, jan/2 or mon#2, and passes over the rest.
+    for part in day.lower().split(","):
+        if part[:1].isalpha() and part != "last":
+            raise ValueError(f"{part!r} is no day of the month")
+    for part in month.lower().split(","):
+        if part[:1].isalpha() and _MONTHS.fullmatch(part) is None:
+            raise ValueError(f"{part!r} is no month")
     either = not day.startswith("*") and not weekday.startswith("*")
     weekday = ",".join(map(_weekdays, weekday.lower().split(",")))
     lines = [(day, "*"), ("*", weekday)] if either else [(day, weekday)]
@@ -171,9 +201,11 @@ def _trigger(cron: str, zone: ZoneInfo) -> BaseTrigger:
 
 
 def _weekdays(part: str) -> str:
-    """A part of the weekday's field by names; what is none stays, for APScheduler to refuse."""
+    """A part of the weekday's field by names. Raises ValueError for what is none."""
     found = _WEEKDAYS.fullmatch(part)
-    if found is None or part == "*":
+    if found is None:
+        raise ValueError(f"{part!r} is no day of the week")
+    if part == "*":
         return part
     first = _weekday(found["first"]) if found["first"] else 0
     last = _weekday(found["last"]) if found["last"] else first
@@ -197,7 +229,20 @@ def run_due(control: Control, time: datetime) -> None:
         due = rows.due(session, time)
     for record in due:
         assert record.next_run_at is not None
-        _run(control, record, record.next_run_at.isoformat(), next_run(record.cron, record.timezone, time))
+        try:
+            following = next_run(record.cron, record.timezone, time)
+        except Invalid as error:  # a zone that the machine has no more, or a line that was taken before
+            _end(control, record, f"it runs no more: {error.message}")
+            continue
+        _run(control, record, record.next_run_at.isoformat(), following)
+
+
+def _end(control: Control, record: ScheduleRecord, message: str) -> None:
+    with control.store.write() as session:
+        found = rows.find(session, record.id)
+        if found is not None and found.next_run_at == record.next_run_at:
+            found.next_run_at, found.last_message = None, message
+            changes.add(session, "schedules", "ended", found.id, tenant=found.tenant, message=message)
 
 
 def _run(control: Control, record: ScheduleRecord, run: str, following: datetime | None) -> None:

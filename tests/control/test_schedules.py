@@ -59,6 +59,14 @@ def ran(control: Control) -> list[schemas.Job]:
         ("0 9 * * mon", "UTC", "2026-03-10T01:00Z", "2026-03-16T09:00Z"),
         # The night on which the clocks go forward has no half past two.
         ("30 2 * * *", "Europe/Berlin", "2026-03-28T12:00Z", "2026-03-29T01:30Z"),
+        ("30 2 * * *", "Europe/Berlin", "2026-03-29T01:10Z", "2026-03-29T01:30Z"),
+        ("0 0 * * *", "America/Havana", "2026-03-07T12:00Z", "2026-03-08T05:00Z"),
+        # The night on which they go back has two; a line with a star goes on at its pace.
+        ("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00Z", "2026-10-25T00:30Z"),
+        ("30 2 * * *", "Europe/Berlin", "2026-10-25T00:30Z", "2026-10-26T01:30Z"),
+        ("0 2 1 * 0", "Europe/Berlin", "2026-10-25T00:00:01Z", "2026-11-01T01:00Z"),
+        ("30 * * * *", "Europe/Berlin", "2026-10-25T00:30Z", "2026-10-25T01:30Z"),
+        ("* * * * *", "UTC", "2026-03-10T01:00Z", "2026-03-10T01:01Z"),
     ],
 )
 def test_the_next_run_is_by_the_clocks_of_its_zone(cron: str, zone: str, after: str, expected: str) -> None:
@@ -94,6 +102,7 @@ def test_of_a_day_and_a_weekday_either_is_enough_as_in_cron() -> None:
     ("fields", "param"),
     [
         ({"cron": "every night"}, "cron"), ({"cron": "61 * * * *"}, "cron"), ({"cron": "0 0 31 2 *"}, "cron"),
+        ({"cron": "0 0 * * mon#2"}, "cron"), ({"cron": "0 0 * jan/2 *"}, "cron"), ({"cron": "0 0 last-1 * *"}, "cron"),
         ({"timezone": "Atlantis"}, "timezone"), ({"job": {"deadline": "2099-01-01T00:00:00Z"}}, "job.deadline"),
         ({"job": {"epochs": 1, "max_steps": 2}}, "max_steps"), ({"job": {"dataset": "lakes"}}, "dataset"),
     ],
@@ -195,6 +204,21 @@ def test_a_run_that_cannot_be_says_why_and_the_next_one_is_planned(control: Cont
     told = schedules.get(control, schedule.id)
     assert "no data set rivers any more" in (told.last_message or "") and ran(control) == []
     assert told.next_run_at is not None and told.next_run_at > time
+
+
+def test_one_whose_zone_there_is_no_more_says_so_and_the_others_run(control: Control, make: Make) -> None:
+    old, other = make(), make(job={"adapter_name": "pilot"})
+    due(control, old, late=timedelta(hours=1))
+    time = due(control, other)
+    with control.store.write() as session:
+        record = rows.find(session, old.id)
+        assert record is not None
+        record.timezone = "Atlantis"
+    schedules.run_due(control, time)
+    assert [job.adapter_name for job in ran(control)] == ["pilot"]
+    told = schedules.get(control, old.id)
+    assert told.next_run_at is None
+    assert (told.last_message or "").startswith("it runs no more: timezone is 'Atlantis'")
 
 
 def test_switched_off_it_rests_and_by_hand_it_runs(control: Control, make: Make) -> None:
