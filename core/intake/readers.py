@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ BLOCK_ROWS = 4096
 MAX_RECORD_BYTES = 16 << 20
 BOM = b"\xef\xbb\xbf"
 _LINE_BREAK = 10
+# In Western languages letters beyond ASCII stand alone or in twos.
+_FOREIGN = re.compile(rb"[\x80-\xff]{4}")
 _BATCH_BYTES = 64 << 20
 _STOPPED = "; the rest of the file was not read"
 
@@ -140,7 +143,8 @@ def _whole_lines(stream: Stream) -> Iterator[bytes]:
 def _json_or_fault(line: bytes) -> Any:
     """The value of one line. Python's own parser says best where a line is broken (and takes NaN)."""
     try:
-        return json.loads(line.decode("utf-8"))
+        # Files that were joined have a mark before each.
+        return json.loads(line.removeprefix(BOM).decode("utf-8"))
     except UnicodeDecodeError:
         return not_utf8(line)
     except RecursionError:
@@ -163,6 +167,12 @@ def not_utf8(data: bytes) -> Fault:
         byte = "a byte"
     except UnicodeDecodeError as error:
         byte = f"byte 0x{data[error.start]:02x}"
+    if _FOREIGN.search(data):
+        return Fault(
+            "not_utf8",
+            f"{byte} is not UTF-8; iconv -f ENCODING -t UTF-8 converts it, where ENCODING is what the file was written "
+            "in (WINDOWS-1251, SHIFT_JIS, GB18030 …), which the bytes do not tell",
+        )
     try:
         data.decode("cp1252")
         likely = "WINDOWS-1252"

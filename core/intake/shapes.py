@@ -7,6 +7,7 @@ a list of {role, content}, with calls and results of tools. ShareGPT: a list of 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -222,6 +223,8 @@ def shown(names: Sequence[str], most: int = 12) -> str:
 
 def kind(value: Any) -> str:
     """What a value is, for people."""
+    if type(value) is float and math.isnan(value):
+        return "NaN"
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
@@ -235,30 +238,32 @@ def _field(record: Any, column: str) -> str | Fault:
     value = record.get(column)
     if type(value) is str:
         return value
-    if value is None:
+    if _is_absent(value):
         return _missing(record, column)
     if type(value) in (int, float):
-        return _Number(value)
+        return _Number(repr(value))
     return Fault("wrong_type", f"field {column!r} is {kind(value)} here and text elsewhere")
 
 
 def _missing(record: Mapping[str, Any], column: str) -> Fault:
     if column in record:
-        return Fault("missing_field", f"field {column!r} is null")
+        return Fault("missing_field", f"field {column!r} is {kind(record[column])}")
     return Fault("missing_field", f"no field {column!r}; there is {shown(list(record), 8)}")
 
 
+def _is_absent(value: Any) -> bool:
+    """Null, or NaN, as pandas writes a value that is not there."""
+    return value is None or (type(value) is float and math.isnan(value))
+
+
 class _Number(str):
-    """Text that was a number in the file."""
+    """Text that was a number in the file, or has one in it."""
 
     __slots__ = ()
 
-    def __new__(cls, value: float) -> _Number:
-        return super().__new__(cls, repr(value))
-
 
 def _optional(record: Any, column: str | None) -> str | Fault:
-    if column is None or (isinstance(record, dict) and record.get(column) is None):
+    if column is None or (isinstance(record, dict) and _is_absent(record.get(column))):
         return ""
     return _field(record, column)
 
@@ -304,7 +309,8 @@ def _alpaca(columns: Mapping[str, str]) -> Callable[[Any], Row | Fault]:
 
 
 def _prompt(instruction: str, context: str) -> str:
-    return f"{instruction}\n\n{context}" if instruction and context else instruction or context
+    prompt = f"{instruction}\n\n{context}" if instruction and context else instruction or context
+    return _Number(prompt) if _Number in (type(instruction), type(context)) else prompt
 
 
 def _with_system(record: Any, column: str | None, prompt: str, answer: str) -> Row | Fault:
@@ -416,12 +422,14 @@ def _messages(columns: Mapping[str, str]) -> Callable[[Any], Row | Fault]:
         if not isinstance(record, dict):
             return Fault("not_an_object", f"{kind(record)} stands where an object is expected")
         value = record.get(column)
-        if value is None:
+        if _is_absent(value):
             return _missing(record, column)
         if isinstance(value, str):
             value = _nested(value)
         row = _with_system_first(_chat(value, f"field {column!r}"), _optional(record, system_column))
-        if isinstance(row, Fault) or tools_column is None or record.get(tools_column) in (None, "", []):
+        if isinstance(row, Fault) or tools_column is None:
+            return row
+        if _is_absent(record.get(tools_column)) or record[tools_column] in ("", []):
             return row
         tools = _tools(record[tools_column], tools_column)
         return tools if isinstance(tools, Fault) else row._replace(tools=tools)
@@ -625,7 +633,7 @@ def _unknown_call(extras: Sequence[Extra]) -> Fault | None:
 
 def _content(content: Any, turn: Mapping[str, Any], number: int) -> str | Fault:
     """Content that is no plain text: parts, a number, or nothing usable."""
-    if type(content) in (int, float):
+    if type(content) in (int, float) and not _is_absent(content):
         return repr(content)
     if isinstance(content, list):
         texts = []
@@ -633,13 +641,14 @@ def _content(content: Any, turn: Mapping[str, Any], number: int) -> str | Fault:
             text = part.get("text") if isinstance(part, dict) else part
             if isinstance(part, dict) and part.get("type", "text") != "text":
                 return Fault("not_text", f"message {number} has a part of the type {part.get('type')!r:.24}")
-            if type(text) not in (str, int, float):
+            if type(text) not in (str, int, float) or _is_absent(text):
                 return Fault("wrong_type", f"message {number} has a part that is {kind(text)}, not text")
             texts.append(text if isinstance(text, str) else repr(text))
         return "".join(texts)
-    if content is None:
+    if _is_absent(content):
         field = "content" if "content" in turn else "value" if "value" in turn else None
-        what = f"field {field!r} of message {number} is null" if field else f"message {number} has no field 'content'"
+        what = f"field {field!r} of message {number} is {kind(content)}"
+        what = what if field else f"message {number} has no field 'content'"
         return Fault("missing_field", what)
     return Fault("wrong_type", f"the content of message {number} is {kind(content)}, not text")
 

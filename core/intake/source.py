@@ -14,7 +14,7 @@ from typing import Any
 from core.errors import Invalid
 from core.intake import readers
 from core.intake.readers import BOM, Block
-from core.intake.stream import Stream
+from core.intake.stream import PACKINGS, Stream
 
 HEAD_BYTES = 256 << 10
 SAMPLE_LINES = 20
@@ -66,6 +66,9 @@ def identify(path: Path, filename: str, *, known_names: Callable[[Sequence[str]]
     for magic, what in _UNREADABLE.items():
         if head.startswith(magic):
             raise _unknown(filename, f"is {what}")
+    for magic, inner in PACKINGS.items():
+        if head.startswith(magic):
+            raise _unknown(filename, f"is {inner} inside {packing}: unpack it once")
     _check_encoding(head, filename)
     source = _text(path, filename, head.removeprefix(BOM), known_names)
     return Source(f"{source.name}, {packing}", source.columns, source.blocks, source.place) if packing else source
@@ -124,7 +127,7 @@ def _text(path: Path, filename: str, head: bytes, known_names: Callable[[Sequenc
     suffixes = {suffix.lower() for suffix in Path(filename).suffixes}
     begins = lines[0][:1]
     if begins in b"{[" or (begins == b'"' and _parsed(lines[0]) is not None):
-        return _json(path, filename, lines)
+        return _json(path, filename, head, lines)
     delimiter, header = _header(head, known_names)
     if known_names(header) or suffixes & {".csv", ".tsv", ".tab"}:
         return Source(
@@ -134,16 +137,28 @@ def _text(path: Path, filename: str, head: bytes, known_names: Callable[[Sequenc
             partial(_numbered, "record"),
         )
     if suffixes & {".txt", ".text"}:
+        _check_line_ends(head, lines, filename)
         return Source("plain text", ("text",), _ignoring_columns(readers.text, path, filename), _line)
     begin = lines[0][:40].decode("utf-8", "replace")
     raise _unknown(filename, f"begins with {begin!r}, which is neither JSON nor a header line with known column names")
 
 
-def _json(path: Path, filename: str, lines: Sequence[bytes]) -> Source:
+def _json(path: Path, filename: str, head: bytes, lines: Sequence[bytes]) -> Source:
     if _has_a_value_per_line(lines):
+        _check_line_ends(head, lines, filename)
         return Source("JSONL", None, _ignoring_columns(readers.jsonl, path, filename), _line)
     reader = readers.json_list if lines[0].startswith(b"[") else readers.json_objects
     return Source("JSON", None, _ignoring_columns(reader, path, filename), partial(_numbered, "row"))
+
+
+def _check_line_ends(head: bytes, lines: Sequence[bytes], filename: str) -> None:
+    if len(lines) > 1 and b"\n" not in head:
+        raise Invalid(
+            "line_ends",
+            f"{filename} ends its lines with carriage returns alone, as old Macs did, and would be one row. Convert it "
+            r"with tr '\r' '\n'.",
+            "file",
+        )
 
 
 def _ignoring_columns(

@@ -13,7 +13,7 @@ import pyarrow as pa
 from core.errors import Invalid
 
 MAX_EXPANDED_BYTES = 16 << 30
-_PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def too_expanded(filename: str) -> Invalid:
@@ -36,7 +36,7 @@ class Stream(io.RawIOBase):
         self._file: IO[bytes] = path.open("rb")
         magic = self._file.read(4)
         self._file.seek(0)
-        self.packing = next((name for start, name in _PACKINGS.items() if magic.startswith(start)), "")
+        self.packing = next((name for start, name in PACKINGS.items() if magic.startswith(start)), "")
         self.expanded = 0
         self._source: Any = self._file
         if self.packing == "gzip":

@@ -251,6 +251,44 @@ def test_a_faulty_row_is_named_with_line_field_what_stood_there_and_remedy(inbox
     assert (error.code, error.param, error.status) == ("missing_field", "file", 422)
 
 
+def test_what_pandas_writes_for_a_value_that_is_missing_is_no_text(inbox: Inbox) -> None:
+    nan = float("nan")
+    chat = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}]
+    silent = [chat[0], {"role": "assistant", "content": nan}]
+    assert "line 1: field 'completion' is NaN" in inbox.refused(jsonl(pair(completion=nan))).message
+    assert "field 'content' of message 2 is NaN" in inbox.refused(jsonl({"messages": silent})).message
+    for record in (
+        {"instruction": "One?", "input": nan, "system": nan, "output": "Two."},
+        {"messages": chat, "tools": nan, "system": nan},
+    ):
+        assert inbox.take(jsonl(record)).findings == []
+        assert inbox.messages() == [[("user", "One?"), ("assistant", "Two.")]]
+
+
+def test_a_number_beside_an_instruction_is_remarked(inbox: Inbox) -> None:
+    report = inbox.take(jsonl({"instruction": "Double it.", "input": 2, "output": "Four."}))
+    assert finding(report, "number_as_text").examples == ["line 1"]
+
+
+def test_files_that_were_joined_may_each_begin_with_a_mark(inbox: Inbox) -> None:
+    one, other = jsonl(pair()), jsonl(pair("Three?", "Four."))
+    assert inbox.take(f"\ufeff{one}\ufeff{other}").rows == 2
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.txt"])
+def test_lines_that_end_in_another_way_are_not_read_as_one(inbox: Inbox, name: str) -> None:
+    error = inbox.refused((jsonl(pair()) * 3).replace("\n", "\r"), name)
+    assert error.code == "line_ends" and r"tr '\r' '\n'" in error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"), [("こんにちは", "shift_jis"), ("Привет", "cp1251"), ("你好吗", "gb18030")]
+)
+def test_no_conversion_is_offered_that_would_spoil_the_text(inbox: Inbox, text: str, encoding: str) -> None:
+    error = inbox.refused(f"prompt,completion\n{text},b\n".encode(encoding), "data.csv")
+    assert "iconv -f ENCODING -t UTF-8" in error.message and "looks like" not in error.message
+
+
 def test_the_report_counts_each_reason_and_keeps_three_examples(inbox: Inbox) -> None:
     broken = ['{"prompt": "One?"\n'] * 4
     error = inbox.refused("".join([jsonl(pair()), *broken, jsonl(pair("Three?", None), pair(["x"], "y"), pair())]))
@@ -360,6 +398,7 @@ def test_a_file_that_is_no_data_set_is_named_for_what_it_is(inbox: Inbox) -> Non
     assert "begins with 'hello there'" in inbox.refused("hello there\n").message
     assert "a zip archive" in inbox.refused(b"PK\x03\x04....", "a.xlsx").message
     assert "UTF-16LE" in inbox.refused("prompt,completion\n".encode("utf-16"), "a.csv").message
+    assert "gzip inside gzip: unpack it once" in inbox.refused(gzip.compress(gzip.compress(b"{}")), "a.json").message
     assert "a Python pickle, which is never loaded" in inbox.refused(b"\x80\x04K\x01.", "a.json").message
     assert inbox.refused(b"\x00\x01\x02\x03" * 100).code == "unknown_format"
 
