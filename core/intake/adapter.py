@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from core.errors import Invalid
@@ -31,7 +32,9 @@ _MAX_RANK, _MAX_ALPHA = 1 << 16, 1e9
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_NAME = 255
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_DTYPES = ("F32", "F16", "BF16")
+# Of each kind of float that can be served: its words, and the bits that are all set in NaN and infinity alone.
+_DTYPES = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+_CHUNK_BYTES = 8 << 20
 _PREFIX = "base_model.model."
 # Other people's names of the same modules.
 _PARENTS = {"feed_forward": "mlp", "attention": "self_attn"}
@@ -46,6 +49,7 @@ _LEAVES = {
 }
 # SGLang serves these out of fused weights, and finds no place for one without the others (`normalize_qkv_proj`).
 _TOGETHER = {"q_proj": ("v_proj",), "k_proj": ("q_proj", "v_proj"), "v_proj": ("q_proj",), "up_proj": ("gate_proj",)}
+_VARIANT = "the engine computes plain LoRA, and this is another sum: train without it"
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -70,8 +74,8 @@ def unpack(source: Path, destination: Path, *, max_bytes: int, title: str | None
     Errors call it `title` (None: the source's name).
 
     Only the configuration and the weights are kept. Raises Invalid, and leaves nothing behind, for members that would
-    leave the folder or are links (the whole archive is refused), contents over `max_bytes`, pickled weights, and
-    everything that `normalise` refuses.
+    leave the folder or are links (the whole archive is refused), contents over `max_bytes`, pickled weights, weights
+    that are NaN or infinite, and everything that `normalise` refuses.
     """
     if destination.exists():
         raise Invalid("adapter_exists", f"{destination} is there already. Give a new name or version.", "adapter")
@@ -83,6 +87,7 @@ def unpack(source: Path, destination: Path, *, max_bytes: int, title: str | None
             config, weights = _locate(list(members.sizes), title)
             members.extract({config: part / CONFIG, weights: part / WEIGHTS})
         info = normalise(part)
+        _check_finite(part / WEIGHTS)
         os.replace(part, destination)
         return info
     finally:
@@ -106,6 +111,7 @@ def _locate(names: Sequence[str], source: str) -> tuple[str, str]:
         )
     folder = configs[0].removesuffix(CONFIG)
     beside = [name for name in names if name.startswith(folder) and "/" not in name.removeprefix(folder)]
+    beside = [name for name in beside if not _basename(name).startswith("._")]  # macOS writes one beside each file
     weights = [name for name in beside if name.endswith(".safetensors")]
     weights = [name for name in weights if _basename(name) == WEIGHTS] or weights
     if len(weights) != 1:
@@ -219,6 +225,10 @@ def _plain_lora(config: Mapping[str, Any]) -> tuple[int, float]:
         ("trainable_token_indices", bool, "trained embeddings cannot be served: train without them"),
         ("lora_bias", bool, "LoRA biases cannot be served: train without them"),
         ("bias", _is_bias, 'trained biases cannot be served: train with bias="none"'),
+        ("alora_invocation_tokens", bool, "it counts behind these tokens only, and a LoRA is served for all"),
+        ("layer_replication", bool, "it belongs to a model whose layers are there several times"),
+        ("use_qalora", bool, _VARIANT),
+        ("kasa_config", bool, _VARIANT),
         ("fan_in_fan_out", bool, "weights stored transposed are not served"),
         ("rank_pattern", partial(_differs, rank), "one rank is served for all modules"),
         ("alpha_pattern", partial(_differs, alpha), "one alpha is served for all modules"),
@@ -243,7 +253,7 @@ def _differs(common: float, pattern: Any) -> bool:
 
 def _changes_base(init: Any) -> bool:
     """Initialisations that move a part of the base weights into the adapter."""
-    return isinstance(init, str) and init.lower().startswith(("pissa", "olora", "corda", "loftq"))
+    return isinstance(init, str) and init.lower().startswith(("pissa", "olora", "corda", "loftq", "lora_ga"))
 
 
 def _refused(code: str, field: str, value: object, reason: str) -> Invalid:
@@ -339,6 +349,28 @@ def _check_tensors(shapes: Mapping[str, tuple[int, ...]], rank: int, targets: An
 
 def _times(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape))
+
+
+def _check_finite(path: Path) -> None:
+    """Raise Invalid for weights that are NaN or infinite: whoever asked the adapter would get no probabilities."""
+    with path.open("rb") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(begin - 8))
+        for key, entry in entries.items():
+            if key == "__metadata__":
+                continue
+            word, mask = _DTYPES[entry["dtype"]]
+            first, end = entry["data_offsets"]
+            file.seek(begin + first)
+            for at in range(first, end, _CHUNK_BYTES):
+                words = np.frombuffer(file.read(min(_CHUNK_BYTES, end - at)), word)
+                if ((words & mask) == mask).any():
+                    raise Invalid(
+                        "adapter_not_finite",
+                        f"{key} has weights that are NaN or infinite, as a training that diverged leaves them. Train "
+                        "it again at a lower learning rate, or upload an earlier checkpoint.",
+                        WEIGHTS,
+                    )
 
 
 def _rename_tensors(path: Path, names: Mapping[str, str]) -> None:

@@ -278,6 +278,10 @@ def test_a_damaged_archive_and_a_bare_file_are_told_apart_from_a_missing_one(tmp
         ({"r": "8"}, "adapter_rank", 'r = "8"'),
         ({"lora_alpha": None}, "adapter_alpha", "lora_alpha = null"),
         ({"init_lora_weights": "pissa"}, "adapter_init_lora_weights", "belongs to a changed base model"),
+        ({"init_lora_weights": "lora_ga"}, "adapter_init_lora_weights", "belongs to a changed base model"),
+        ({"alora_invocation_tokens": [7]}, "adapter_alora_invocation_tokens", "counts behind these tokens only"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "adapter_layer_replication", "layers are there several times"),
+        ({"use_qalora": True}, "adapter_use_qalora", "the engine computes plain LoRA"),
         ({"r": 8}, "adapter_mismatch", "lora_A 4×24 and lora_B 16×4, adapter_config.json says r = 8"),
         ({"target_modules": ["q_proj"]}, "adapter_mismatch", "names the modules q_proj; the weights have down_proj"),
     ],
@@ -388,6 +392,33 @@ def test_damage_that_pythons_archives_trip_over_is_told_in_words(tmp_path: Path)
 def test_integer_weights_are_refused(tmp_path: Path) -> None:
     weights = {key: value.astype(np.int8) for key, value in tensors().items()}
     assert refused(write(tmp_path / "source", weights), tmp_path).code == "adapter_dtype"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, value: float, kind: str) -> None:
+    import torch
+    from safetensors.torch import save_file as save_torch
+
+    dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
+    weights = {key: torch.from_numpy(one).to(dtype) for key, one in tensors().items()}
+    folder = write(tmp_path / "source")
+    key = next(iter(weights))
+    largest = torch.finfo(dtype).max
+    weights[key][1, 2] = largest
+    save_torch(weights, folder / "adapter_model.safetensors")
+    adapter.unpack(folder, tmp_path / "v1", max_bytes=LIMIT)
+    weights[key][1, 2] = value
+    save_torch(weights, folder / "adapter_model.safetensors")
+    error = refused(folder, tmp_path)
+    assert error.code == "adapter_not_finite" and key in error.message
+
+
+def test_what_macos_writes_beside_the_weights_is_passed_over(tmp_path: Path) -> None:
+    folder = write(tmp_path / "source")
+    (folder / "adapter_model.safetensors").rename(folder / "model.safetensors")
+    (folder / "._model.safetensors").write_bytes(b"Mac OS X")
+    assert adapter.unpack(folder, tmp_path / "v1", max_bytes=LIMIT).rank == 4
 
 
 def test_a_destination_that_exists_is_left_alone(tmp_path: Path) -> None:
