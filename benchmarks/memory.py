@@ -223,7 +223,7 @@ def given_up(arena: Arena, sizes: Sizes, device: torch.device) -> dict[str, list
         for _ in range(3000 if gpu and name == "kernels" else 0):
             work()
         began = time.perf_counter()
-        moves = [share.give_up_activations(), share.swap_out()]
+        moves = share.give_up()
         while not moves[-1].query():
             work()
         share.check()

@@ -137,6 +137,13 @@ Region::Region(std::shared_ptr<detail::Pool> pool, std::string owner, std::size_
 }
 
 Region::~Region() {
+  if (!started_.empty()) {
+    try {
+      pool_->backend().finish_copies();
+    } catch (const std::exception&) {
+      // so has the context, and nothing copies any more
+    }
+  }
   std::size_t page = 0;
   while (page < pages_) {
     std::size_t end = page;
@@ -237,19 +244,46 @@ void Region::mark_copied(std::size_t first, std::size_t count, bool copied) {
   std::fill_n(is_copied_.begin() + static_cast<std::ptrdiff_t>(first), count, copied);
 }
 
-void Region::move_out(std::span<const Window> windows) {
-  for (const auto& [first, count, host] : windows) {
+bool Region::take_started(const Window& window) {
+  const std::lock_guard lock(mutex_);
+  return std::erase(started_, window) > 0;
+}
+
+void Region::start_out(std::span<const Window> windows) {
+  for (const auto& window : windows) {
+    const auto& [first, count, host] = window;
     {
       const std::lock_guard lock(mutex_);
       check_mapped("move out", first, count);
+      if (count == 0) continue;
       mark_copied(first, count, true);
     }
-    if (count == 0) continue;
     try {
-      pool_->backend().copy_out(host, address_ + first * page_bytes(), count * page_bytes());
+      pool_->backend().start_copy_out(host, address_ + first * page_bytes(), count * page_bytes());
     } catch (...) {
       const std::lock_guard lock(mutex_);
       mark_copied(first, count, false);
+      throw;
+    }
+    const std::lock_guard lock(mutex_);
+    started_.push_back(window);
+  }
+}
+
+void Region::move_out(std::span<const Window> windows) {
+  for (const auto& window : windows) {
+    const auto& [first, count, host] = window;
+    if (!take_started(window)) {
+      start_out({&window, 1});
+      if (!take_started(window)) continue;  // of no pages
+    }
+    try {
+      pool_->backend().finish_copies();
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      mark_copied(first, count, false);
+      // Nobody knows which copies went wrong: those of what has begun to leave are made again.
+      for (const auto& other : std::exchange(started_, {})) mark_copied(other.first, other.count, false);
       throw;
     }
     const std::lock_guard lock(mutex_);

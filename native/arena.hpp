@@ -97,6 +97,8 @@ class Pool {
 struct Window {
   std::size_t first, count;
   void* host;
+
+  bool operator==(const Window&) const = default;
 };
 
 // A range of addresses with room for `pages()` pages. Destroying it unmaps what is mapped.
@@ -125,6 +127,10 @@ class Region {
   // leaves those before it outside, and it and those behind it mapped, but where the driver has kept its pages: then it
   // is outside, and its content in the host's memory. So `is_mapped` tells of each afterwards where its content is.
   void move_out(std::span<const Window> windows);
+  // Begins the copies of a `move_out` that follows with the same windows, and may have others; until then their pages
+  // stay, and are not to be written to, and the host's memory stays too, at the longest until the region's end. What
+  // throws leaves those before it begun.
+  void start_out(std::span<const Window> windows);
   // Puts pages behind each window, in order, and the content into them. What throws, as `map` or a copy does, leaves
   // those before it inside, and it and those behind it unmapped.
   void move_in(std::span<const Window> windows);
@@ -135,6 +141,7 @@ class Region {
   void map_locked(std::size_t first, std::size_t count);
   void unmap_locked(std::size_t first, std::size_t count);
   void mark_copied(std::size_t first, std::size_t count, bool copied);
+  bool take_started(const Window& window);
 
   const std::shared_ptr<detail::Pool> pool_;
   const std::string owner_;
@@ -144,6 +151,7 @@ class Region {
   std::vector<Handle> handles_;
   std::vector<bool> is_mapped_;
   std::vector<bool> is_copied_;  // now: nobody may unmap it. Copies run without the mutex
+  std::vector<Window> started_;  // by start_out, and not moved yet
   std::atomic<std::size_t> mapped_{0};  // is read beside a long mapping
   bool clean_ = true;  // the driver holds no page in the range but those that are mapped
 };

@@ -55,9 +55,11 @@ class Backend {
   // Takes away what `map` put behind `count` pages' worth of addresses. Throws ArenaError.
   virtual void unmap(std::uintptr_t address, std::size_t count) = 0;
 
-  // Copies between mapped addresses and memory of the host; through when they return. On a GPU they run beside whatever
-  // computes, and what computes with these addresses has ended. Throw ArenaError.
-  virtual void copy_out(void* host, std::uintptr_t address, std::size_t bytes) = 0;
+  // Copies between mapped addresses and memory of the host; through when they return, but for `start_copy_out`: that is
+  // through once `finish_copies` returns. On a GPU they run beside whatever computes, and what computes with these
+  // addresses has ended. Throw ArenaError.
+  virtual void start_copy_out(void* host, std::uintptr_t address, std::size_t bytes) = 0;
+  virtual void finish_copies() = 0;
   virtual void copy_in(std::uintptr_t address, const void* host, std::size_t bytes) = 0;
   virtual void zero(std::uintptr_t address, std::size_t bytes) = 0;
 };

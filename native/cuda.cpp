@@ -115,27 +115,31 @@ class CudaBackend final : public Backend {
     }
   }
 
-  void copy_out(void* host, std::uintptr_t address, std::size_t bytes) override {
+  void start_copy_out(void* host, std::uintptr_t address, std::size_t bytes) override {
     const Current current(*this);
     check(driver_, "cuMemcpyDtoHAsync", driver_.cuMemcpyDtoHAsync(host, address, bytes, copies_));
-    finish_copies();
+  }
+
+  void finish_copies() override {
+    const Current current(*this);
+    wait();
   }
 
   void copy_in(std::uintptr_t address, const void* host, std::size_t bytes) override {
     const Current current(*this);
     check(driver_, "cuMemcpyHtoDAsync", driver_.cuMemcpyHtoDAsync(address, host, bytes, copies_));
-    finish_copies();
+    wait();
   }
 
   void zero(std::uintptr_t address, std::size_t bytes) override {
     const Current current(*this);
     check(driver_, "cuMemsetD8Async", driver_.cuMemsetD8Async(address, 0, bytes, copies_));
-    finish_copies();
+    wait();
   }
 
  private:
-  // Those of other threads too: they share the stream.
-  void finish_copies() { check(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(copies_)); }
+  // For the copies, those of other threads too: they share the stream.
+  void wait() { check(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(copies_)); }
 
   // The device's primary context, which torch uses too, for the calls of this thread.
   class Current {

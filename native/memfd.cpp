@@ -98,9 +98,11 @@ class MemfdBackend final : public Backend {
     if (got == MAP_FAILED) refuse("mmap", errno);
   }
 
-  void copy_out(void* host, std::uintptr_t address, std::size_t bytes) override {
+  void start_copy_out(void* host, std::uintptr_t address, std::size_t bytes) override {
     std::memcpy(host, reinterpret_cast<const void*>(address), bytes);
   }
+
+  void finish_copies() override {}
 
   void copy_in(std::uintptr_t address, const void* host, std::size_t bytes) override {
     std::memcpy(reinterpret_cast<void*>(address), host, bytes);

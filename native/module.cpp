@@ -92,6 +92,8 @@ NB_MODULE(_arena, m) {
       .def("unmap", &Region::unmap, "first"_a, "count"_a, Released())
       .def("move_out", [](Region& self, const PyWindows& windows) { self.move_out(windows_of(windows)); }, "windows"_a,
            Released())
+      .def("start_out", [](Region& self, const PyWindows& windows) { self.start_out(windows_of(windows)); },
+           "windows"_a, Released())
       .def("move_in", [](Region& self, const PyWindows& windows) { self.move_in(windows_of(windows)); }, "windows"_a,
            Released())
       .def("bytes", &bytes_of, "offset"_a, "length"_a, "device_id"_a);

@@ -280,11 +280,9 @@ class Broker:
         since = self._looked_at if queued is None else min(max(queued, self._fitted_at), self._looked_at)
         over = restart()
         self._note("memory_reclaimed", pages, decision.reason)
-        moves = [share.give_up_activations(over)]
-        if decision.swap_out:
-            # The pool grows when both are over: mapping pages for it takes the driver as long as both, and what the
-            # state needs of the driver would wait for that.
-            moves.append(share.swap_out(over))
+        # The pool grows when all is over: mapping pages for it takes the driver longer, and what leaves would wait for
+        # the driver meanwhile.
+        moves = share.give_up(over) if decision.swap_out else [share.give_up_activations(over)]
         self._resize(decision)
         self._taking.append(Reclaim(pages * self._page_bytes, since, self._looked_at, moves, kv.goal, short))
 

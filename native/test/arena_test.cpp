@@ -127,6 +127,7 @@ void random_operations(Arena& arena, std::size_t capacity, std::size_t operation
         std::vector<harli::Window> windows{{middle, end - middle, &host[middle * kPageWords]},
                                            {first, middle - first, &host[first * kPageWords]}};
         if (below(2)) windows.push_back({below(kPages), 1, &host[kPages * kPageWords]});
+        if (below(2)) refused<ArenaError>([&] { region->start_out(windows); });
         const std::string words = refused<ArenaError>([&] { region->move_out(windows); });
         bool held = true;
         for (const auto& window : windows) {
@@ -283,6 +284,46 @@ void a_move_that_fails_leaves_each_window_here_or_there() {
   REQUIRE(fake::mappings.empty() && fake::handles.empty() && fake::depth == 0 && fake::streams == 0);
 }
 
+// Until it is moved, what has begun to leave stays to be read, and is nobody's to unmap; then it leaves without another
+// copy. What cannot begin leaves the others begun, and a region may end before anything is moved.
+void a_move_that_has_begun_goes_on_later() {
+  for (std::size_t at = 0; at <= 3; ++at) {
+    {
+      Arena arena(harli::cuda::backend(fake::driver, 0, kPageBytes), 18);
+      Luggage host;
+      const auto region = arena.reserve("job", 9), activations = arena.reserve("job", 9);
+      region->move_in(host.windows);
+      activations->map(0, 9);
+      std::fill(host.pages.begin(), host.pages.end(), 0);
+      if (at < 3) fake::fail_copy = static_cast<int>(at);
+      REQUIRE(refused<ArenaError>([&] { region->start_out(host.windows); }).empty() == (at == 3));
+      activations->unmap(0, 9);
+      REQUIRE(region->mapped() == 9 && word(*region, 8) == 9);
+      for (std::size_t which = 0; which < at; ++which) {
+        REQUIRE(names(refused<ArenaError>([&] { region->unmap(3 * which, 3); }), "is being copied"));
+      }
+      if (at < 3) fake::fail_copy = static_cast<int>(3 - at);  // as many copies are yet to be made, and no more
+      region->move_out(host.windows);
+      REQUIRE(at == 3 || std::exchange(fake::fail_copy, -1) == 0);
+      for (std::size_t page = 0; page < 9; ++page) REQUIRE(host.pages[page * kPageWords] == page + 1);
+      REQUIRE(region->mapped() == 0 && arena.statistics().used == 0);
+
+      region->move_in(host.windows);
+      region->start_out(host.windows);
+      fake::fail_wait = 0;
+      REQUIRE(names(refused<ArenaError>([&] { region->move_out(host.windows); }), "CUDA_ERROR_INVALID_VALUE"));
+      std::fill(host.pages.begin(), host.pages.end(), 0);
+      region->unmap(0, 3);  // nothing leaves any more
+      region->move_out(std::span(host.windows).subspan(1));
+      for (std::size_t page = 3; page < 9; ++page) REQUIRE(host.pages[page * kPageWords] == page + 1);
+
+      region->map(0, 9);
+      region->start_out(host.windows);
+    }
+    REQUIRE(fake::mappings.empty() && fake::handles.empty() && fake::depth == 0 && fake::streams == 0);
+  }
+}
+
 // A back end whose copies take until somebody lets them go on.
 class Slow final : public harli::Backend {
  public:
@@ -294,9 +335,12 @@ class Slow final : public harli::Backend {
   void destroy(harli::Handle page) noexcept override { pages_->destroy(page); }
   void map(std::uintptr_t address, std::span<const harli::Handle> pages) override { pages_->map(address, pages); }
   void unmap(std::uintptr_t address, std::size_t count) override { pages_->unmap(address, count); }
-  void copy_out(void* host, std::uintptr_t address, std::size_t bytes) override {
+  void start_copy_out(void* host, std::uintptr_t address, std::size_t bytes) override {
+    pages_->start_copy_out(host, address, bytes);
+  }
+  void finish_copies() override {
     stand();
-    pages_->copy_out(host, address, bytes);
+    pages_->finish_copies();
   }
   void copy_in(std::uintptr_t address, const void* host, std::size_t bytes) override {
     stand();
@@ -498,11 +542,12 @@ void threads_share_an_arena(std::unique_ptr<harli::Backend> pages, std::size_t c
           const std::size_t first = random() % kPages, count = random() % (kPages - first + 1);
           refused<ArenaError>([&] {
             const harli::Window windows[] = {{first, count, host.data()}};
-            switch (random() % 7) {
+            switch (random() % 8) {
               case 0: case 1: region.map(first, count); break;
               case 2: case 3: region.unmap(first, count); break;
               case 4: region.move_out(windows); break;
               case 5: region.move_in(windows); break;
+              case 6: region.start_out(windows); region.move_out(windows); break;
               default: claim->resize(random() % 16);
             }
           });
@@ -531,6 +576,7 @@ int main(int argc, char** argv) {
   a_failed_mapping_leaves_nothing_behind();
   several_regions_are_mapped_together_or_not_at_all();
   a_move_that_fails_leaves_each_window_here_or_there();
+  a_move_that_has_begun_goes_on_later();
   a_copy_keeps_nobody_waiting_and_its_pages_to_itself();
   pages_that_the_driver_keeps_are_counted_as_lost();
   a_mapping_that_cannot_be_rolled_back_is_lost_and_its_range_is_left();

@@ -117,7 +117,7 @@ def test_a_share_is_given_up_behind_what_is_queued_and_comes_back_with_its_conte
             state.tensors[0].add_(1.0)
             buffer.fill_(7)
             queued = stream.record_event()
-        moves = [share.give_up_activations(queued), share.swap_out(queued)]
+        moves = share.give_up(queued)
         moves[1].synchronize()
         share.check()
         assert arena.statistics().used == 0 and queued.query()

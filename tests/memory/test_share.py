@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core.memory import _arena
-from core.memory.arena import Arena, OutOfMemory
+from core.memory.arena import Arena, ArenaError, OutOfMemory
 from core.memory.metered import MeteredActivations
 from core.memory.rate import Rate
 from core.memory.share import JobShare, StaticActivations
@@ -179,7 +179,7 @@ def test_two_orders_wait_once_for_what_is_queued() -> None:
     bench.grant()
     bench.run_as_far_as_it_goes()
     queued, later = Counted(), Counted()
-    moves = [bench.share.give_up_activations(queued), bench.share.swap_out(queued)]
+    moves = bench.share.give_up(queued)
     queued.over.set()
     moves[1].synchronize()
     assert queued.waited == 1 and moves[1].began_at is not None and bench.used == 0
@@ -188,6 +188,21 @@ def test_two_orders_wait_once_for_what_is_queued() -> None:
     bench.share.settle()
     bench.share.swap_out(later).synchronize()
     assert later.waited == 2, "the order before had been carried out: nothing is known of the moment"
+
+
+def test_a_state_that_cannot_begin_to_leave_keeps_no_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.grant()
+    bench.run_as_far_as_it_goes()
+
+    def refuse() -> None:
+        raise ArenaError("the driver refuses")
+
+    monkeypatch.setattr(bench.state, "start_out", refuse)
+    bench.share.give_up()[1].synchronize()
+    assert bench.used == 0
+    with pytest.raises(ArenaError, match="the driver refuses"):
+        bench.share.check()
 
 
 def test_what_could_not_be_waited_for_is_not_taken() -> None:
@@ -200,7 +215,7 @@ def test_what_could_not_be_waited_for_is_not_taken() -> None:
             raise RuntimeError("the device is gone")
 
     broken = Broken()
-    moves = [bench.share.give_up_activations(broken), bench.share.swap_out(broken)]
+    moves = bench.share.give_up(broken)
     broken.over.set()
     moves[1].synchronize()
     assert broken.waited == 2 and moves[1].began_at is None and bench.used == 3

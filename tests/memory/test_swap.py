@@ -94,6 +94,28 @@ def test_what_cannot_leave_stays_inside_and_leaves_the_next_time(gone: int) -> N
     assert all(torch.equal(one, two) for one, two in zip(before, state.contents(range(4)), strict=True))
 
 
+def test_what_has_begun_to_leave_is_read_written_and_forgotten_like_what_has_left() -> None:
+    arena, state = make()
+    before = content(state)
+    for _ in range(2):
+        state.start_out()  # once more changes nothing
+        assert (state.inside, state.mapped) == (False, 6)
+        assert all(torch.equal(one, two) for one, two in zip(before, state.contents(range(4)), strict=True))
+    assert state.out() == state.host_bytes == 6 * PAGE and arena.statistics().used == 0
+    assert all(torch.equal(one, two) for one, two in zip(before, state.contents(range(4)), strict=True))
+
+    paced(state.back(), Rate())
+    state.start_out()
+    state.put([tensor + 1 for tensor in before])
+    assert (state.mapped, state.out()) == (0, 0)
+    assert all(torch.equal(one + 1, two) for one, two in zip(before, state.contents(range(4)), strict=True))
+
+    paced(state.back(), Rate())
+    state.start_out()
+    state.forget()
+    assert arena.statistics().used == 0 and not any(tensor.any() for tensor in state.contents(range(4)))
+
+
 def test_content_that_is_asked_for_while_all_of_it_moves_is_right() -> None:
     _, state = make()
     before, wrong = content(state), []
@@ -106,7 +128,9 @@ def test_content_that_is_asked_for_while_all_of_it_moves_is_right() -> None:
     looking = [threading.Thread(target=look) for _ in range(2)]
     for thread in looking:
         thread.start()
-    for _ in range(200):
+    for turn in range(200):
+        if turn % 2:
+            state.start_out()
         state.out()
         paced(state.back(), Rate())
     over.set()
