@@ -33,7 +33,7 @@ from core.cli_intake import mount as mount_intake
 from core.cli_jobs import mount as mount_jobs
 from core.cli_jobs import show_estimate
 from core.cli_profile import group as profile_group
-from core.cli_shared import AsJson, JobId, Named, connected, pair, settings
+from core.cli_shared import AsJson, JobId, Named, connected, pair, plain, settings
 from core.cli_tenants import mount as mount_tenants
 from core.errors import HarliError, NotFound
 from core.simulate import cli as simulator
@@ -56,13 +56,13 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except HarliError as error:
-            print(f"error: {error.message} [{error.code}]", file=sys.stderr)
+            print(f"error: {plain(error.message)} [{error.code}]", file=sys.stderr)
             raise typer.Exit(1) from error
         except BrokenPipeError:
             raise  # whoever read has read enough
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            print(f"error: {where}{error.strerror or error} [os_error]", file=sys.stderr)
+            print(f"error: {plain(where)}{error.strerror or error} [os_error]", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
@@ -180,7 +180,7 @@ def _job_log(job_id: str, lines: int, follow: bool) -> None:
             ended = client.job(job_id).state in TERMINAL
             new = client.job_log(job_id, after=seen)
             for line in new[-lines:] if first else new:
-                print(f"{line.time:%H:%M:%S} {line.message}", flush=True)
+                print(f"{line.time:%H:%M:%S} {plain(line.message)}", flush=True)
             seen, first = (new[-1].id if new else seen), False
             if not follow or ended:
                 return
@@ -322,7 +322,7 @@ def _watch(client: Client, job_id: str, json: bool) -> None:
             return
         told.add(news)
         loss = f"  loss {job.loss:.4f}" if job.loss is not None else ""
-        why = f"  ({job.waiting_reason})" if job.waiting_reason else ""
+        why = f"  ({plain(job.waiting_reason)})" if job.waiting_reason else ""
         printing.err.print(f"{job.state:11} step {printing.steps(job)}{loss}{why}", markup=False)
 
     job = client.wait(job_id, show)
@@ -705,7 +705,7 @@ def _say(client: Client, turns: list[dict[str, Any]], model: str | None, samplin
     pieces = []
     for piece in client.chat(turns, model, **sampling):
         pieces.append(piece)
-        print(piece, end="", flush=True)
+        print(plain(piece), end="", flush=True)
     print()
     return "".join(pieces)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from core.cli_shared import AsJson, Named, connected, pair
+from core.cli_shared import AsJson, Named, connected, pair, plain
 
 if TYPE_CHECKING:
     from core.api import schemas
@@ -37,8 +37,6 @@ def preview(
     json: AsJson = False,
 ) -> None:
     """Show how a file would be read, and send none of it to be stored. Exit status 1 when it would not be."""
-    from rich.markup import escape
-
     from core import printing
 
     with connected() as client:
@@ -53,11 +51,12 @@ def preview(
         ]  # fmt: skip
         printing.table(found.columns, columns, "It has no columns.")
         for fault in found.faults:
-            printing.say(f"[red]fault[/] {escape(fault)}")
+            printing.say(f"[red]fault[/] {printing.escape(fault)}")
         looked_at = f"{found.looked_at:,} rows" if found.whole else f"the first {found.looked_at:,} rows"
         for finding in found.findings:
             examples = f" ({'; '.join(finding.examples)})" if finding.examples else ""
-            printing.say(f"[yellow]remark[/] of {looked_at} {finding.count:,}: {escape(finding.message + examples)}")
+            what = printing.escape(finding.message + examples)
+            printing.say(f"[yellow]remark[/] of {looked_at} {finding.count:,}: {what}")
         if found.languages:
             spoken = ", ".join(f"{language} {count:,}" for language, count in found.languages.items())
             printing.say(f"{looked_at[0].upper()}{looked_at[1:]} by language: {spoken}")
@@ -86,7 +85,7 @@ def rows(
                 printing.as_json(seen)
             for row in [] if json else seen:
                 print(f"--- row {row.index}")
-                print(marked(row))
+                print(plain(marked(row)))
             return
         found = client.dataset_rows(name, offset, limit)
     if json:
@@ -96,7 +95,7 @@ def rows(
         print(f"--- row {stored.index}")
         for message in stored.messages:
             calls = f" {message.tool_calls}" if message.tool_calls else ""
-            print(f"{message.role}: {message.content}{calls}")
+            print(plain(f"{message.role}: {message.content}{calls}"))
 
 
 def marked(row: schemas.RenderedRow) -> str:

@@ -40,8 +40,6 @@ def mount(app: typer.Typer, jobs: typer.Typer) -> None:
 
 def show_estimate(found: job_schemas.JobEstimate, json: bool) -> None:
     """What a job would take, and what is not known of it."""
-    from rich.markup import escape
-
     from core import printing
 
     if json:
@@ -64,7 +62,7 @@ def show_estimate(found: job_schemas.JobEstimate, json: bool) -> None:
         ]
     )
     for note in found.notes:
-        printing.say(f"[yellow]note[/] {escape(note)}")
+        printing.say(f"[yellow]note[/] {printing.escape(note)}")
 
 
 def clone(
@@ -105,8 +103,6 @@ def _changes(given: Sequence[str]) -> dict[str, Any]:
 
 def move(job: JobId, to: Annotated[str, typer.Argument(metavar="up|down|top|bottom")], json: AsJson = False) -> None:
     """Change a waiting job's place in the queue."""
-    from rich.markup import escape
-
     from core import printing
 
     if to not in get_args(Place):
@@ -116,7 +112,7 @@ def move(job: JobId, to: Annotated[str, typer.Argument(metavar="up|down|top|bott
     if json:
         printing.as_json(moved)
     else:
-        printing.say(escape(f"Job {moved.id}: {moved.waiting_reason or moved.state}."))
+        printing.say(printing.escape(f"Job {moved.id}: {moved.waiting_reason or moved.state}."))
 
 
 def queue(json: AsJson = False) -> None:
@@ -137,8 +133,6 @@ def queue(json: AsJson = False) -> None:
 
 def why(job: JobId, json: AsJson = False) -> None:
     """Say why a job waits or is slow, and when it will be through."""
-    from rich.markup import escape
-
     from core import printing
 
     with connected() as client:
@@ -146,9 +140,9 @@ def why(job: JobId, json: AsJson = False) -> None:
     if json:
         printing.as_json(outlook)
         return
-    printing.say(escape(f"{outlook.state}: {outlook.headline}"))
+    printing.say(printing.escape(f"{outlook.state}: {outlook.headline}"))
     for reason in outlook.reasons:
-        printing.say(escape(f"  {reason}"))
+        printing.say(printing.escape(f"  {reason}"))
     printing.facts(
         [
             ("place in the queue", outlook.position),
@@ -160,8 +154,6 @@ def why(job: JobId, json: AsJson = False) -> None:
 
 def samples(job: JobId, json: AsJson = False) -> None:
     """Show what a job's adapter answered on the way."""
-    from rich.markup import escape
-
     from core import printing
 
     with connected() as client:
@@ -172,8 +164,8 @@ def samples(job: JobId, json: AsJson = False) -> None:
         printing.say("No samples; a job with --sample-prompt has them after each evaluation.")
     else:
         for sample in found:
-            printing.say(f"[bold]step {sample.step}[/]  {escape(sample.prompt)}")
-            printing.say(f"    {escape(sample.answer)}")
+            printing.say(f"[bold]step {sample.step}[/]  {printing.escape(sample.prompt)}")
+            printing.say(f"    {printing.escape(sample.answer)}")
 
 
 def delete(job: JobId) -> None:
@@ -310,12 +302,10 @@ Schedule = Annotated[str, typer.Argument(metavar="SCHEDULE", help="The schedule'
 @schedules.command("run")
 def schedules_run(schedule: Schedule) -> None:
     """Make a run's job now."""
-    from rich.markup import escape
-
     from core import printing
 
     with connected() as client:
-        printing.say(escape(f"{client.run_schedule(schedule).last_message}."))
+        printing.say(printing.escape(f"{client.run_schedule(schedule).last_message}."))
 
 
 @schedules.command("on")

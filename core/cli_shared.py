@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 Named = Annotated[str, typer.Argument(metavar="NAME")]
+# Signs that a terminal obeys: control characters, and those that turn the direction of writing.
+_OBEYED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+
+
+def plain(text: str) -> str:
+    """Text that others wrote, for a terminal: what it would obey is spelt out."""
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def settings() -> Settings:

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from core.api import schemas
+from core.cli_shared import plain
 from core.target_text import window_text
 
 T = TypeVar("T")
@@ -32,8 +33,13 @@ def as_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any]) -> None:
     print(json.dumps(to_jsonable_python(value), indent=2, ensure_ascii=False))
 
 
+def escape(text: str) -> str:
+    """Text that others wrote, as `say` prints it: no markup, and nothing that a terminal obeys."""
+    return markup.escape(plain(text))
+
+
 def say(text: str) -> None:
-    """A sentence for people, not broken into lines here. Rich reads markup in it: escape what comes from elsewhere."""
+    """A sentence for people, not broken into lines. Rich reads markup in it: `escape` what comes from elsewhere."""
     out.print(text, soft_wrap=True)
 
 

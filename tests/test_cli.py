@@ -258,6 +258,24 @@ def test_rows_are_shown(harli: Harli, dataset: str) -> None:
     assert "assistant: Aye, 3." in shown
 
 
+def test_a_terminal_obeys_nothing_that_others_wrote(harli: Harli, api: Client, dataset: str, tmp_path: Path) -> None:
+    obeyed = "\x1b]0;mine\x07 \x9b31m \u202e\r"
+    job = api.submit_job(dataset=dataset, adapter_name="obedient", name=f"a{obeyed}b")
+    try:
+        shown = harli("jobs", "list").stdout + harli("jobs", "show", job.id).stdout
+    finally:
+        api.stop_job(job.id, save=False)
+    assert r"a\x1b]0;mine\x07 \x9b31m \u202e\rb" in shown
+    path = tmp_path / "rows\x1b[31m.jsonl"
+    path.write_text(json.dumps({"prompt": f"a{obeyed}b", "completion": "c"}) + "\n")
+    harli("datasets", "upload", str(path), "--name", "obedient")
+    shown += harli("datasets", "rows", "obedient").stdout
+    path.write_text("neither\n")
+    shown += fault(harli("datasets", "upload", str(path), "--name", "other"))
+    assert r"rows\x1b[31m.jsonl" in shown and shown.count("mine") == 3
+    assert not set("\x1b\x07\x9b\u202e\r") & set(shown)
+
+
 def test_aliases_of_an_adapter_that_is_not_there_are_named(harli: Harli) -> None:
     for command in ("show nobody", "promote nobody prod", "rollback nobody prod", "merge both nobody no@1"):
         assert "there is no adapter nobody" in fault(harli("adapters", *command.split()))

@@ -43,7 +43,7 @@ class Storable(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    @field_validator("*", mode="before")
+    @field_validator("*")
     @classmethod
     def _of_whole_characters(cls, value: Any) -> Any:
         left = [value]
