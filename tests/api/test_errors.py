@@ -45,7 +45,7 @@ def explained(model: Any, body: object) -> tuple[str, str]:
         (
             JOB | {"name": "a\ud800"},
             "name",
-            'name is "a\\ud800"; it has half of a surrogate pair, give whole characters',
+            'name is "a\\ud800"; it should be a valid string',
         ),
         (JOB | {"sample_prompts": ["a", "\udfff"]}, "sample_prompts.1", "it should be a valid string"),
         (JOB | {"\ud800": 1}, "body", 'body is "\\ud800"; it should be a valid string'),
