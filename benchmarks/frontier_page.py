@@ -19,6 +19,7 @@ GOALS: dict[int, dict[float, int]] = {
 }
 FIXED = ("static", "confined", "slices", "static + slices")
 NOTHING = "Not measured yet."
+_MEASURED = ["p50 ms", "p99 ms", "finetune tokens/s", "µs of the scheduler's thread"]
 
 
 class Cell(NamedTuple):
@@ -37,6 +38,10 @@ def best(rows: Sequence[dict[str, Any]], batch: int, target_ms: float, names: Se
         if row["batch"] == batch and row["policy"] in names and not row["target_ms"] and row["p99_ms"] <= target_ms
     ]  # fmt: skip
     return max(held, default=None)
+
+
+def _point(row: dict[str, Any]) -> str:
+    return {"plain": "SGLang alone", "solo": f"{row['layout']}, no job"}.get(row["policy"], _where(row))
 
 
 def _where(row: dict[str, Any]) -> str:
@@ -141,7 +146,7 @@ def _layouts(rows: Sequence[dict[str, Any]]) -> str:
         for row in rows
         if row["policy"] in FIXED
     ]  # fmt: skip
-    return table(["batch", "layout", "p50 ms", "p99 ms", "finetune tokens/s", "µs of the scheduler's thread"], lines)
+    return table(["batch", "layout", *_MEASURED], lines)
 
 
 def _host(rows: Sequence[dict[str, Any]]) -> str:
@@ -162,13 +167,20 @@ def _tokens(same: dict[str, str]) -> str:
 
 
 def _other(name: str, results: dict[str, Any]) -> str:
+    rows = results["rows"]
     lines = [
-        [row["batch"], row["policy"], f"{row['target_ms']:g}" if row["target_ms"] else "", f"{row['p50_ms']:.1f}",
-         f"{row['p99_ms']:.1f}", f"{row['finetune_tokens_s']:,}"]
-        for row in results["rows"] if row["target_ms"] or row["policy"] in ("plain", *FIXED)
+        [row["batch"], f"{row['policy']} @ {row['target_ms']:g} ms" if row["target_ms"] else _point(row),
+         f"{row['p50_ms']:.1f}", f"{row['p99_ms']:.1f}", f"{row['finetune_tokens_s']:,}", row["host_us_p50"] or ""]
+        for row in rows if row["target_ms"] or row["policy"] in ("plain", "solo", *FIXED)
     ]  # fmt: skip
-    head = ["batch", "", "target ms", "p50 ms", "p99 ms", "finetune tokens/s"]
-    return f"`{name}`: {_made(results)}\n\n{table(head, lines)}"
+    return "\n\n".join(
+        [
+            f"`{name}`: {rows[0]['model']}. {_made(results)}",
+            table(["batch", "layout", *_MEASURED], lines),
+            f"Finetuning alone: {results['setup']['exclusive_tokens_s']:,} tokens/s. The scheduler's thread: "
+            f"{_host(rows)}. {_tokens(results['same_tokens'])}",
+        ]
+    )
 
 
 def _no_job(found: dict[str, Any]) -> str:
