@@ -13,9 +13,9 @@ import streamlit as st
 from pydantic import ValidationError
 
 from app.ui.data import all_adapters, all_datasets, client, engine, settings, signed_in_with
-from app.ui.page import attempt, reading, show_faults, teach
-from app.ui.press import first_to_act, pressed
-from app.ui.sending import Sending, send, wait
+from app.ui.page import reading, show_faults, teach
+from app.ui.press import pressed
+from app.ui.sending import collect, new_form, send, wait
 from app.ui.text import number, plain, span, viewer_zone, when
 from core.api import presets
 from core.api.job_schemas import JobEstimate
@@ -161,36 +161,24 @@ def submit() -> None:
     form, fields, api = st.session_state[_FORM], typed(), client()
     fields["deadline"] = _aware(fields["deadline"])
 
-    def store() -> str:
+    def store(_: str) -> str:
         request = request_of(fields)
         content = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:16]
         return api.submit_job(request, idempotency_key=f"{form['id']}-{content}").id
 
-    if first_to_act(form) and form["job"] is None and form["sending"] is None:
-        form["sending"] = send("the job", lambda _: store())
-
-
-def collect(form: dict[str, Any], sending: Sending[str]) -> None:
-    """What a press that is through came to."""
-
-    def take() -> None:
-        form["job"] = sending.future.result()
-        form["sending"] = None
-
-    if not attempt("Submitting the job", take, "Job submitted", place="job_form"):
-        form["sending"] = None
+    send(form, "Submitting the job", "Job submitted", store)
 
 
 def submitted() -> str | None:
     """The job that the form's press has made, until it is `opened`. The form is drawn empty before that, which takes
     its fields out of the address; until then a further press still finds the job."""
     form = st.session_state.get(_FORM)
-    if form is not None and form["sending"] is not None and form["sending"].done:
-        collect(form, form["sending"])
-    if form is None or form["job"] is None or form["opened"]:
+    if form is None or form["opened"]:
         return None
-    empty()
-    made: str = form["job"]
+    collect(form, "job_form")
+    if form["made"] is not None:
+        empty()
+    made: str | None = form["made"]
     return made
 
 
@@ -253,7 +241,7 @@ def draw(*, renew: bool = True) -> None:
     """The whole form; `submitted` tells the page when it has made a job. `renew`: what is submitted from now on is
     another job."""
     if renew and st.session_state.get(_FORM, {"opened": True})["opened"]:
-        st.session_state[_FORM] = {"id": uuid.uuid4().hex, "job": None, "opened": False, "sending": None}
+        st.session_state[_FORM] = new_form(id=uuid.uuid4().hex, opened=False)
     with reading("data sets and adapters"):
         datasets, adapters = all_datasets(), all_adapters()
         limit = rank_limit()
@@ -321,7 +309,7 @@ def draw(*, renew: bool = True) -> None:
         submit()
         st.rerun()
     if form["sending"] is not None:
-        wait(form["sending"], "Checking every row against the job's lengths …")
+        wait(form, "Checking every row against the job's lengths …")
     show_faults("job_form")
 
 

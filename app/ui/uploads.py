@@ -1,13 +1,21 @@
-"""What the upload forms of data sets and adapters share: names, limits, one upload per press."""
+"""What the upload forms of data sets and adapters share: names, limits, and that what was sent is opened."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any, Literal
 
 import streamlit as st
 
 from app.ui.data import settings
-from core.api.schemas import NAME
+from app.ui.page import reading
+from app.ui.sending import collect, new_form
+from app.ui.text import plain
+from core.api.schemas import NAME, NameCheck
+
+Kind = Literal["adapter", "dataset"]
+_WORDS: dict[Kind, str] = {"adapter": "adapter", "dataset": "data set"}
 
 _NAME = re.compile(NAME)
 _ENDINGS = re.compile(r"(\.(jsonl?|csv|tsv|txt|parquet|arrow|zip|tar|tgz|gz|zst|safetensors))+$")
@@ -34,3 +42,37 @@ def name_fault(name: str) -> str | None:
         f"'{name}' cannot be a name: use lower-case letters, digits, dots, dashes and underscores, beginning with a "
         "letter or digit, at most 63."
     )
+
+
+def upload_form(kind: Kind) -> dict[str, Any]:
+    """The session's record of the upload form; `round` numbers its files, so that those that were sent leave it."""
+    form: dict[str, Any] = st.session_state.setdefault(f"_{kind}_upload", new_form(round=0))
+    return form
+
+
+def open_what_was_sent(kind: Kind) -> None:
+    """Put what the form's upload has made into the page's address. To be called before the page is drawn."""
+    form = upload_form(kind)
+    collect(form, "upload")
+    if form["made"] is not None:
+        st.query_params[kind] = form["made"]
+        form.update(round=form["round"] + 1, made=None)
+
+
+def name_field(kind: Kind, first: str, check: Callable[[str], NameCheck]) -> tuple[str, bool]:
+    """Draw the field of the name, which `first` fills, and what is wrong with what it holds. The name, and whether an
+    upload may have it: it is free, or a new version is wanted."""
+    name = st.text_input(
+        "Name", first, key=f"{kind}_name_{upload_form(kind)['round']}", live="400ms", max_chars=63,
+        placeholder="support-bot",
+    ).strip()  # fmt: skip
+    fault = name_fault(name)
+    if fault:
+        st.warning(plain(fault), icon=":material/edit:")
+        return name, False
+    with reading("the names"):
+        found = check(name)
+    if found.available:
+        return name, True
+    st.warning(plain(found.reason or f"The name {name} is taken."), icon=":material/edit:")
+    return name, st.checkbox(f"Store it as a new version of that {_WORDS[kind]}", key=f"{kind}_new_version")

@@ -15,12 +15,12 @@ import streamlit as st
 from app.ui.data import client, settings
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
-from app.ui.press import first_to_act, pressed
-from app.ui.sending import Sending, send, wait
+from app.ui.press import pressed
+from app.ui.sending import send, wait
 from app.ui.states import badge
 from app.ui.table import Cell, Column, Row, Tone, cell, table
 from app.ui.text import number, plain, size, when
-from app.ui.uploads import limit_mib, name_fault, name_from
+from app.ui.uploads import limit_mib, name_field, name_from, open_what_was_sent, upload_form
 from core.api.schemas import Adapter, AdapterVersion
 from core.client import Client
 
@@ -69,16 +69,12 @@ def newest_of(adapter: Adapter) -> AdapterVersion | None:
     return max(adapter.versions, key=lambda version: version.version, default=None)
 
 
-def upload() -> None:
-    """Begin to send the chosen files as one adapter; a second press with the same files does nothing."""
-    token = st.session_state["_adapter_upload"]
-    files: list[Any] = st.session_state[f"adapter_files_{token['round']}"]
-    ids = [file.file_id for file in files]
-    name = st.session_state[f"adapter_name_{token['round']}"].strip()
+def upload(form: dict[str, Any], files: list[Any], name: str) -> None:
+    """Begin to send the chosen files as one adapter."""
     new_version = st.session_state.get("adapter_new_version", False)
     api = client()
 
-    def store() -> None:
+    def store(_: str) -> str:
         if len(files) == 1 and not files[0].name.endswith((".json", ".safetensors")):
             files[0].seek(0)
             api.upload_adapter(files[0], name, filename=files[0].name, new_version=new_version)
@@ -87,32 +83,19 @@ def upload() -> None:
                 for file in files:
                     (Path(folder) / Path(file.name).name).write_bytes(file.getbuffer())
                 api.upload_adapter(Path(folder), name, new_version=new_version)
+        return name
 
-    if first_to_act(token) and files and token["sending"] is None and token["sent"] != ids:
-        token["sent"] = ids
-        token["name"] = name
-        token["sending"] = send(", ".join(file.name for file in files), lambda _: store())
-
-
-def collect(sending: Sending[None]) -> None:
-    """What an upload that is through came to."""
-    token = st.session_state["_adapter_upload"]
-
-    def take() -> None:
-        sending.future.result()
-        token.update(made=token["name"], sending=None)
-
-    if not attempt(f"Uploading {sending.filename}", take, f"{sending.filename} stored", place="upload"):
-        token.update(sent=None, sending=None)
+    sent = ", ".join(file.name for file in files)
+    send(form, f"Uploading {sent}", f"{sent} stored", store)
 
 
 def show_upload() -> None:
     """Files, name and the press; the name is checked before anything is sent to the API."""
-    token = st.session_state.setdefault("_adapter_upload", {"round": 0, "sent": None, "made": None, "sending": None})
+    form = upload_form("adapter")
     files = st.file_uploader(
         f"Drop a zip of a peft folder here, or its files: up to {limit_mib()} MiB from the browser",
         ["zip", "tar", "tgz", "gz", "json", "safetensors"], accept_multiple_files=True,
-        key=f"adapter_files_{token['round']}", max_upload_size=limit_mib(),
+        key=f"adapter_files_{form['round']}", max_upload_size=limit_mib(),
     )  # fmt: skip
     st.caption(
         "Wanted: `adapter_config.json` and `adapter_model.safetensors`, as `save_pretrained` of peft writes them, for "
@@ -120,28 +103,15 @@ def show_upload() -> None:
     )
     if files:
         archive = next((file.name for file in files if not file.name.endswith((".json", ".safetensors"))), "")
-        name = st.text_input(
-            "Name", name_from(archive), key=f"adapter_name_{token['round']}", live="400ms", max_chars=63,
-            placeholder="support-bot",
-        ).strip()  # fmt: skip
-        fault = name_fault(name)
-        if fault:
-            st.warning(plain(fault), icon=":material/edit:")
-        else:
-            with reading("the names"):
-                check = client().check_adapter_name(name)
-            if not check.available:
-                st.warning(plain(check.reason or f"The name {name} is taken."), icon=":material/edit:")
-                agreed = st.checkbox("Store it as a new version of that adapter", key="adapter_new_version")
-                fault = None if agreed else "taken"
+        name, usable = name_field("adapter", name_from(archive), client().check_adapter_name)
         if pressed(
-            "Upload and check", token, icon=":material/upload:", key="adapter_upload",
-            disabled=fault is not None or token["sending"] is not None,
+            "Upload and check", form, icon=":material/upload:", key="adapter_upload",
+            disabled=not usable or form["sending"] is not None,
         ):  # fmt: skip
-            upload()
+            upload(form, files, name)
             st.rerun()
-        if token["sending"] is not None:
-            wait(token["sending"], "Sending the adapter; it is checked against the served model …")
+    if form["sending"] is not None:
+        wait(form, "Sending the adapter; it is checked against the served model …")
     show_faults("upload")
     elsewhere(_CLI, _HTTP)
 
@@ -411,12 +381,7 @@ def listing() -> None:
             st.rerun()
 
 
-uploaded = st.session_state.get("_adapter_upload")
-if uploaded and uploaded["sending"] is not None and uploaded["sending"].done:
-    collect(uploaded["sending"])
-if uploaded and uploaded["made"]:
-    st.query_params["adapter"] = uploaded["made"]
-    uploaded.update(round=uploaded["round"] + 1, made=None)
+open_what_was_sent("adapter")
 if "adapter" in st.query_params:
     with reading("the adapter"):
         found = client().adapter(st.query_params["adapter"])

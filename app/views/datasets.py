@@ -13,14 +13,14 @@ from app.ui.bars import show_bars
 from app.ui.data import client, settings
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
-from app.ui.press import first_to_act, pressed
+from app.ui.press import pressed
 from app.ui.report import show_findings, verdict
 from app.ui.rows import show_packed, show_rendered, show_rows
-from app.ui.sending import Sending, send, watch
+from app.ui.sending import send, watch
 from app.ui.table import Column, Row, cell, table
 from app.ui.text import counted, number, plain, size, span, when
 from app.ui.tiles import Tile, tiles
-from app.ui.uploads import limit_mib, name_fault, name_from
+from app.ui.uploads import limit_mib, name_field, name_from, open_what_was_sent, upload_form
 from core.api.schemas import Dataset, DatasetPreview, DatasetReport
 from core.client import Client
 from core.errors import HarliError
@@ -61,34 +61,18 @@ def mapping() -> dict[str, str]:
     return {role: column for role, column in chosen.items() if column}
 
 
-def upload() -> None:
-    """Begin to send the chosen file; a second press with the same file does nothing."""
-    token = st.session_state["_dataset_upload"]
-    file = st.session_state[f"dataset_file_{token['round']}"]
-    name = st.session_state[f"dataset_name_{token['round']}"].strip()
+def upload(form: dict[str, Any], file: Any, name: str) -> None:
+    """Begin to send the chosen file."""
     new_version = st.session_state.get("dataset_new_version", False)
     columns, api = mapping() or None, client()
-    if first_to_act(token) and token["sending"] is None and token["sent"] != file.file_id:
+
+    def store(operation: str) -> str:
         file.seek(0)
-        token["sent"] = file.file_id
-        token["sending"] = send(
-            file.name,
-            lambda operation: api.upload_dataset(
-                file, name, filename=file.name, columns=columns, new_version=new_version, operation=operation
-            ),
-        )
+        return api.upload_dataset(
+            file, name, filename=file.name, columns=columns, new_version=new_version, operation=operation
+        ).id
 
-
-def collect(sending: Sending[Dataset]) -> None:
-    """What an upload that is through came to."""
-    token = st.session_state["_dataset_upload"]
-
-    def take() -> None:
-        token["made"] = sending.future.result().id
-        token["sending"] = None
-
-    if not attempt(f"Uploading {sending.filename}", take, f"{sending.filename} stored", place="upload"):
-        token.update(sent=None, sending=None)
+    send(form, f"Uploading {file.name}", f"{file.name} stored", store)
 
 
 def look(file: Any, columns: dict[str, str]) -> DatasetPreview | None:
@@ -157,42 +141,28 @@ def show_mapping(found: DatasetPreview | None) -> None:
 
 def show_upload() -> None:
     """File, name and the press; the name is checked before anything is sent to the API."""
-    token = st.session_state.setdefault("_dataset_upload", {"round": 0, "sent": None, "made": None, "sending": None})
+    form = upload_form("dataset")
     file = st.file_uploader(
         f"Drop a file here or choose one: up to {limit_mib()} MiB from the browser", _TYPES,
-        key=f"dataset_file_{token['round']}", max_upload_size=limit_mib(),
+        key=f"dataset_file_{form['round']}", max_upload_size=limit_mib(),
     )  # fmt: skip
     st.caption(
         f"{_FORMATS} Larger files, up to {number(settings().max_upload_mib)} MiB, go by the command line or HTTP."
     )
     if file is not None:
-        name = st.text_input(
-            "Name", name_from(file.name), key=f"dataset_name_{token['round']}", live="400ms", max_chars=63
-        ).strip()
-        fault = name_fault(name)
-        if fault:
-            st.warning(plain(fault), icon=":material/edit:")
-        else:
-            with reading("the names"):
-                check = client().check_dataset_name(name)
-            if not check.available:
-                st.warning(plain(check.reason or f"The name {name} is taken."), icon=":material/edit:")
-                if st.checkbox("Store it as a new version of that data set", key="dataset_new_version"):
-                    fault = None
-                else:
-                    fault = "taken"
+        name, usable = name_field("dataset", name_from(file.name), client().check_dataset_name)
         found = look(file, mapping())
         if found is not None:
             show_preview(found)
         show_mapping(found)
         if pressed(
-            "Upload and check", token, icon=":material/upload:", key="dataset_upload",
-            disabled=fault is not None or token["sending"] is not None,
+            "Upload and check", form, icon=":material/upload:", key="dataset_upload",
+            disabled=not usable or form["sending"] is not None,
         ):  # fmt: skip
-            upload()
+            upload(form, file, name)
             st.rerun()
-        if token["sending"] is not None:
-            watch(token["sending"])
+    if form["sending"] is not None:
+        watch(form)
     show_faults("upload")
     elsewhere(_CLI, _HTTP)
 
@@ -346,12 +316,7 @@ def listing() -> None:
             st.rerun()
 
 
-uploaded = st.session_state.get("_dataset_upload")
-if uploaded and uploaded["sending"] is not None and uploaded["sending"].done:
-    collect(uploaded["sending"])
-if uploaded and uploaded["made"]:
-    st.query_params["dataset"] = uploaded["made"]
-    uploaded.update(round=uploaded["round"] + 1, made=None)
+open_what_was_sent("dataset")
 if "dataset" in st.query_params:
     with reading("the data set"):
         found = client().dataset(st.query_params["dataset"])

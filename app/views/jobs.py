@@ -101,6 +101,9 @@ def listing() -> None:
 
 
 made = job_form.submitted()
+if made is not None and st.query_params.get("job") == made:
+    job_form.opened()
+    made = None
 if "job" in st.query_params:
     with reading("the job"):
         found = client().job(st.query_params["job"])
@@ -115,7 +118,6 @@ else:
         job_form.draw(renew=made is None)
     else:
         {"Queue": queue, "Compare": job_compare.draw, "Schedules": schedules.draw, "Webhooks": webhooks.draw}[view]()
-if made:
+if made is not None:
     st.query_params["job"] = made
-    job_form.opened()
     st.rerun()
