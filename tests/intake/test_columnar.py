@@ -120,6 +120,15 @@ def test_what_is_not_plain_is_left_to_the_reading_row_by_row(line: bytes) -> Non
     assert columnar.read(b"\n".join([plain, line, plain, b""]), 3, shape) is None
 
 
+def test_two_rows_on_one_line_do_not_stand_for_a_blank_one() -> None:
+    record = {"prompt": "1", "completion": "2"}
+    shape = shapes.detect(list(record), [record])
+    assert shape is not None
+    plain = json.dumps(record).encode()
+    assert columnar.read(b"\n".join([plain, b"", plain + plain, b""]), 3, shape) is None
+    assert columnar.read(b"\n".join([plain, b"  ", plain + plain, b""]), 3, shape) is None
+
+
 def test_hashes_tell_order_and_what_is_beside_the_words() -> None:
     def of(contents: list[str], calls: str | None = None) -> int:
         extras = tuple(shapes.Extra(calls if at == 1 else None) for at in range(len(contents))) if calls else None
