@@ -190,19 +190,19 @@ def test_two_orders_wait_once_for_what_is_queued() -> None:
     assert later.waited == 2, "the order before had been carried out: nothing is known of the moment"
 
 
-def test_a_state_that_cannot_begin_to_leave_keeps_no_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_cannot_begin_to_leave_keeps_no_activations() -> None:
     bench = Bench()
     bench.grant()
     bench.run_as_far_as_it_goes()
-
-    def refuse() -> None:
-        raise ArenaError("the driver refuses")
-
-    monkeypatch.setattr(bench.state, "start_out", refuse)
+    elsewhere = torch.empty(PAGE, dtype=torch.uint8)
+    page = [(0, 1, elsewhere.data_ptr())]
+    bench.state._region.start_out(page)  # somebody else's copy, which this one has to give way to
     bench.share.give_up()[1].synchronize()
-    assert bench.used == 0
-    with pytest.raises(ArenaError, match="the driver refuses"):
+    assert (bench.activations.held, bench.state.mapped, bench.used) == (0, 1, 1)
+    with pytest.raises(ArenaError, match="page 0 is being copied"):
         bench.share.check()
+    bench.state._region.move_out(page)
+    assert bench.used == 0
 
 
 def test_what_could_not_be_waited_for_is_not_taken() -> None:
