@@ -120,27 +120,25 @@ class CudaBackend final : public Backend {
     check(driver_, "cuMemcpyDtoHAsync", driver_.cuMemcpyDtoHAsync(host, address, bytes, copies_));
   }
 
+  // Those of other threads too: they share the stream.
   void finish_copies() override {
     const Current current(*this);
-    wait();
+    check(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(copies_));
   }
 
   void copy_in(std::uintptr_t address, const void* host, std::size_t bytes) override {
     const Current current(*this);
     check(driver_, "cuMemcpyHtoDAsync", driver_.cuMemcpyHtoDAsync(address, host, bytes, copies_));
-    wait();
+    finish_copies();
   }
 
   void zero(std::uintptr_t address, std::size_t bytes) override {
     const Current current(*this);
     check(driver_, "cuMemsetD8Async", driver_.cuMemsetD8Async(address, 0, bytes, copies_));
-    wait();
+    finish_copies();
   }
 
  private:
-  // For the copies, those of other threads too: they share the stream.
-  void wait() { check(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(copies_)); }
-
   // The device's primary context, which torch uses too, for the calls of this thread.
   class Current {
    public:
