@@ -19,7 +19,6 @@ GOALS: dict[int, dict[float, int]] = {
 }
 FIXED = ("static", "confined", "slices", "static + slices")
 NOTHING = "Not measured yet."
-_MEASURED = ["p50 ms", "p99 ms", "finetune tokens/s", "µs of the scheduler's thread"]
 
 
 class Cell(NamedTuple):
@@ -38,10 +37,6 @@ def best(rows: Sequence[dict[str, Any]], batch: int, target_ms: float, names: Se
         if row["batch"] == batch and row["policy"] in names and not row["target_ms"] and row["p99_ms"] <= target_ms
     ]  # fmt: skip
     return max(held, default=None)
-
-
-def _point(row: dict[str, Any]) -> str:
-    return {"plain": "SGLang alone", "solo": f"{row['layout']}, no job"}.get(row["policy"], _where(row))
 
 
 def _where(row: dict[str, Any]) -> str:
@@ -138,15 +133,24 @@ def _alone(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _layouts(rows: Sequence[dict[str, Any]]) -> str:
+    return _points([row for row in rows if row["policy"] in FIXED])
+
+
+def _points(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         [
-            row["batch"], _where(row), f"{row['p50_ms']:.1f}", f"{row['p99_ms']:.1f}", f"{row['finetune_tokens_s']:,}",
-            row["host_us_p50"],
+            row["batch"], _point(row), f"{row['p50_ms']:.1f}", f"{row['p99_ms']:.1f}", f"{row['finetune_tokens_s']:,}",
+            row["host_us_p50"] or "",
         ]
         for row in rows
-        if row["policy"] in FIXED
     ]  # fmt: skip
-    return table(["batch", "layout", *_MEASURED], lines)
+    return table(["batch", "layout", "p50 ms", "p99 ms", "finetune tokens/s", "µs of the scheduler's thread"], lines)
+
+
+def _point(row: dict[str, Any]) -> str:
+    if row["target_ms"]:
+        return f"{row['policy']} @ {row['target_ms']:g} ms"
+    return {"plain": "SGLang alone", "solo": f"{row['layout']}, no job"}.get(row["policy"], _where(row))
 
 
 def _host(rows: Sequence[dict[str, Any]]) -> str:
@@ -168,15 +172,11 @@ def _tokens(same: dict[str, str]) -> str:
 
 def _other(name: str, results: dict[str, Any]) -> str:
     rows = results["rows"]
-    lines = [
-        [row["batch"], f"{row['policy']} @ {row['target_ms']:g} ms" if row["target_ms"] else _point(row),
-         f"{row['p50_ms']:.1f}", f"{row['p99_ms']:.1f}", f"{row['finetune_tokens_s']:,}", row["host_us_p50"] or ""]
-        for row in rows if row["target_ms"] or row["policy"] in ("plain", "solo", *FIXED)
-    ]  # fmt: skip
+    shown = [row for row in rows if row["target_ms"] or row["policy"] in ("plain", "solo", *FIXED)]
     return "\n\n".join(
         [
             f"`{name}`: {rows[0]['model']}. {_made(results)}",
-            table(["batch", "layout", *_MEASURED], lines),
+            _points(shown),
             f"Finetuning alone: {results['setup']['exclusive_tokens_s']:,} tokens/s. The scheduler's thread: "
             f"{_host(rows)}. {_tokens(results['same_tokens'])}",
         ]
