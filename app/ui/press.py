@@ -25,5 +25,10 @@ def first_to_act(form: dict[str, Any]) -> bool:
     return bool(form.pop(_PRESSED, False))
 
 
+def forget_press(form: dict[str, Any]) -> None:
+    """A press beside one that was acted on asks for nothing more once that has come to something."""
+    form.pop(_PRESSED, None)
+
+
 def _note(form: dict[str, Any]) -> None:
     form[_PRESSED] = True

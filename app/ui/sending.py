@@ -12,7 +12,7 @@ import streamlit as st
 
 from app.ui.data import client
 from app.ui.page import attempt
-from app.ui.press import first_to_act
+from app.ui.press import first_to_act, forget_press
 from app.ui.text import plain, size
 from core.errors import HarliError, NotFound
 
@@ -57,8 +57,24 @@ def collect(form: dict[str, Any], place: str) -> None:
     def take() -> None:
         form.update(made=sending.future.result(), sending=None)
 
+    forget_press(form)
     if not attempt(sending.action, take, sending.success, place=place):
         form["sending"] = None
+
+
+def lead_to(param: str, made: str) -> None:
+    """Put what was made into the page's address, and draw the page anew once the browser has told that address. Until
+    then the form has to stay what was sent: what the browser asked for before it knew comes with the address of before,
+    and would be drawn as a form that nobody has sent, under the address of what was made."""
+    _follow(param, made)
+    st.query_params[param] = made
+
+
+@st.fragment(run_every="0.1s")
+def _follow(param: str, made: str) -> None:
+    """Drawn before the address is set, so that only a refresh, which comes with the browser's address, finds it."""
+    if st.query_params.get(param) == made:
+        st.rerun()
 
 
 @st.fragment(run_every="0.5s")

@@ -10,7 +10,7 @@ import streamlit as st
 
 from app.ui.data import settings
 from app.ui.page import reading
-from app.ui.sending import collect, new_form
+from app.ui.sending import collect, lead_to, new_form
 from app.ui.text import plain
 from core.api.schemas import NAME, NameCheck
 
@@ -51,19 +51,25 @@ def upload_form(kind: Kind) -> dict[str, Any]:
 
 
 def open_what_was_sent(kind: Kind) -> None:
-    """Put what the form's upload has made into the page's address. To be called before the page is drawn."""
+    """Lead to what the form's upload has made, instead of the page. To be called before the page is drawn."""
     form = upload_form(kind)
     collect(form, "upload")
-    if form["made"] is not None:
-        st.query_params[kind] = form["made"]
+    made: str | None = form["made"]
+    if made is None:
+        return
+    if st.query_params.get(kind) == made:
         form.update(round=form["round"] + 1, made=None)
+        return
+    st.caption(f":material/hourglass_top: Opening the {_WORDS[kind]} …")
+    lead_to(kind, made)
+    st.stop()
 
 
 def name_field(kind: Kind, first: str, check: Callable[[str], NameCheck]) -> tuple[str, bool]:
     """Draw the field of the name, which `first` fills, and what is wrong with what it holds. The name, and whether an
     upload may have it: it is free, or a new version is wanted."""
     name = st.text_input(
-        "Name", first, key=f"{kind}_name_{upload_form(kind)['round']}", live="400ms", max_chars=63,
+        "Name", first, key=f"{kind}_name_{upload_form(kind)['round']}_{first}", live="400ms", max_chars=63,
         placeholder="support-bot",
     ).strip()  # fmt: skip
     fault = name_fault(name)

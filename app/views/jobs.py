@@ -11,6 +11,7 @@ from app.ui.data import client
 from app.ui.job_detail import PLACES
 from app.ui.page import attempt, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
+from app.ui.sending import lead_to
 from app.ui.states import WAITING, progress_cell, state_cell
 from app.ui.table import Cell, Column, Row, cell, table
 from app.ui.text import number, plain
@@ -119,5 +120,4 @@ else:
     else:
         {"Queue": queue, "Compare": job_compare.draw, "Schedules": schedules.draw, "Webhooks": webhooks.draw}[view]()
 if made is not None:
-    st.query_params["job"] = made
-    st.rerun()
+    lead_to("job", made)

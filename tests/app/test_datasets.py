@@ -55,6 +55,15 @@ def test_a_file_becomes_a_data_set_with_report_rows_and_packed_batch(page: Page,
     assert colours == backstage.client.dataset_packed("good-rows").segments > 1
 
 
+def test_another_file_takes_its_own_name(page: Page, backstage: Backstage) -> None:
+    offer(page, backstage, "first-choice.jsonl", rows(3))
+    expect(page.get_by_label("Name", exact=True)).to_have_value("first-choice")
+    page.set_input_files(
+        "input[type=file]", files=[{"name": "second.jsonl", "mimeType": "text/plain", "buffer": rows(4)}]
+    )
+    expect(page.get_by_label("Name", exact=True)).to_have_value("second")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

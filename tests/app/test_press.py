@@ -6,14 +6,18 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, WebSocketRoute, expect
+from streamlit.testing.v1 import AppTest
 
+from app.ui.sending import new_form
 from core.api.schemas import Dataset
+from core.errors import Invalid
 from tests.app import test_adapters as adapters
 from tests.app import test_datasets as datasets
 from tests.app.browser import visit
 from tests.app.conftest import Backstage, rows
 from tests.app.test_adapters import adapter_files  # noqa: F401
+from tests.stack import until
 
 pytestmark = pytest.mark.browser
 
@@ -35,6 +39,44 @@ _SWITCHES = """(button, ms) => {
     button.click();
     setTimeout(() => toggle.click(), ms);
 }"""
+
+
+class SlowLine:
+    """The console's line to the browser, on which what the console says can be held back; what it is asked passes."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._held: list[str | bytes] | None = None
+        page.route_web_socket(re.compile("_stcore/stream"), self._join)
+
+    def _join(self, browser: WebSocketRoute) -> None:
+        console = browser.connect_to_server()
+        browser.on_message(console.send)
+        console.on_message(self._hear)
+        self._browser = browser
+
+    def _hear(self, said: str | bytes) -> None:
+        if self._held is None:
+            self._browser.send(said)
+        else:
+            self._held.append(said)
+
+    def hold(self) -> None:
+        self._held = []
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait in the browser's time: nothing passes on the line while Python sleeps."""
+
+        def look() -> bool:
+            self._page.wait_for_timeout(50)
+            return condition()
+
+        until(look, 15, what, pause_s=0)
+
+    def let_go(self) -> None:
+        held, self._held = self._held or [], None
+        for said in held:
+            self._browser.send(said)
 
 
 def press_upload(page: Page, name: str, after_ms: int) -> None:
@@ -78,3 +120,68 @@ def test_a_job_is_submitted_once(
     button.evaluate(_SWITCHES, after_ms)
     expect(page.get_by_role("button", name="All jobs")).to_be_visible(timeout=15_000)
     assert [job.adapter_name for job in quiet.client.jobs().items].count(name) == 1
+
+
+def test_a_job_is_opened_though_the_browser_asked_for_its_form_again_before_it_knew(
+    page: Page, quiet: Backstage, make_dataset: Callable[[str], Dataset]
+) -> None:
+    make_dataset("slow-rows")
+    line = SlowLine(page)
+    visit(page, f"{quiet.url}/jobs?view=New+job&new_dataset=slow-rows&new_adapter=slow-job", "Jobs")
+    expect(page.get_by_text("About ", exact=False).first).to_be_visible()
+    line.hold()
+    page.get_by_role("button", name="Submit job").click()
+    line.until(lambda: "slow-job" in [job.adapter_name for job in quiet.client.jobs().items], "the job")
+    page.wait_for_timeout(1000)  # runs of the page that the job brings about
+    page.get_by_text("Deploy when done", exact=True).first.click()
+    page.wait_for_timeout(500)
+    line.let_go()
+    expect(page.get_by_role("button", name="All jobs")).to_be_visible(timeout=15_000)
+    assert "job=job-" in page.url
+    assert [job.adapter_name for job in quiet.client.jobs().items].count("slow-job") == 1
+
+
+def test_a_data_set_is_opened_though_the_browser_asked_for_its_form_again_before_it_knew(
+    page: Page, backstage: Backstage
+) -> None:
+    line = SlowLine(page)
+    datasets.offer(page, backstage, "slow-line.jsonl", rows(21))
+    expect(page.get_by_role("button", name="Upload and check")).to_be_enabled()
+    page.wait_for_timeout(1500)
+    line.hold()
+    page.get_by_role("button", name="Upload and check").click()
+    line.until(lambda: "slow-line@1" in datasets.names(backstage), "the data set")
+    page.wait_for_timeout(1000)  # runs of the page that the data set brings about
+    page.get_by_label("Name", exact=True).fill("slow-line-x")
+    page.wait_for_timeout(1000)
+    line.let_go()
+    expect(page.get_by_role("button", name="All data sets")).to_be_visible(timeout=15_000)
+    assert "slow-line-x@1" not in datasets.names(backstage)
+
+
+def test_a_press_beside_one_that_failed_does_not_send_again() -> None:
+    form, sent = new_form(), []
+
+    def refused(operation: str) -> str:
+        sent.append(operation)
+        raise Invalid("no", "not this one")
+
+    def page() -> None:
+        import streamlit as st
+
+        from app.ui import press, sending
+
+        form = st.session_state["form"]
+        sending.collect(form, "here")
+        if press.pressed("Send", form, key="send", icon=":material/send:"):
+            sending.send(form, "Sending", "sent", st.session_state["refused"])
+
+    app = AppTest.from_function(page)
+    app.session_state["form"], app.session_state["refused"] = form, refused
+    app.run().button(key="send").click().run()
+    assert form["sending"] is not None
+    until(lambda: form["sending"].through)
+    app.button(key="send").click().run()
+    app.run()
+    assert not app.exception
+    assert len(sent) == 1
