@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from core.api import methods
+from core.api import methods, openai_errors
 from core.api.description import answered
 from core.api.schemas import ErrorBody, ErrorDetail
 from core.errors import HarliError, Invalid, full_disk
@@ -111,7 +111,12 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _fault(request: Request, error: Exception) -> JSONResponse:
         what = f"{request.method} {request.url.path}"
-        return answer(500, "internal", f"{what} met a fault ({type(error).__name__}); the API's log has the details")
+        told = answer(500, "internal", f"{what} met a fault ({type(error).__name__}); the API's log has the details")
+        if not request.url.path.startswith(openai_errors.PREFIX):
+            return told
+        # Starlette answers a fault outside of all middleware, the one that translates the other errors among them.
+        status, translated = openai_errors.translated(told.status_code, bytes(told.body))
+        return JSONResponse(translated.model_dump(), status)
 
 
 def _methods(request: Request) -> str:

@@ -104,6 +104,33 @@ def test_a_value_of_another_type_than_is_described_is_refused(model: Any, body: 
     assert explained(model, body)[0] == param
 
 
+def ask(app: FastAPI, path: str) -> httpx.Response:
+    """As a server would: what the application raises after its answer is the log's."""
+
+    async def asked() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+            return await client.get(path)
+
+    return asyncio.run(asked())
+
+
+def test_a_fault_has_the_shape_of_the_api_that_was_asked() -> None:
+    app = FastAPI()
+    install(app)
+
+    @app.get("/{api}/fault")
+    def fail(api: str) -> None:
+        raise RuntimeError("secret")
+
+    ours, openais = ask(app, "/api/fault"), ask(app, "/v1/fault")
+    assert ours.status_code == openais.status_code == 500
+    assert ours.json()["error"].keys() == {"code", "message", "param"}
+    assert openais.json()["error"].keys() == {"code", "message", "param", "type"}
+    assert openais.json()["error"]["type"] == "server_error"
+    assert "secret" not in ours.text + openais.text
+
+
 def test_a_full_disk_is_told_with_its_remedy_and_other_faults_stay_faults() -> None:
     app = FastAPI()
     install(app)
@@ -113,15 +140,10 @@ def test_a_full_disk_is_told_with_its_remedy_and_other_faults_stay_faults() -> N
         with open(f"/dev/{path}", "wb") as file:  # the kernel's own full device
             file.write(b"x")
 
-    async def ask(path: str) -> httpx.Response:
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
-            return await client.get(path)
-
-    full = asyncio.run(ask("/full"))
+    full = ask(app, "/full")
     assert (full.status_code, full.json()["error"]["code"]) == (503, "disk_full")
     assert "free some of it" in full.json()["error"]["message"]
-    assert asyncio.run(ask("/fd")).json()["error"]["code"] == "internal", "a folder cannot be written"
+    assert ask(app, "/fd").json()["error"]["code"] == "internal", "a folder cannot be written"
 
 
 def test_what_is_there_is_said_where_a_method_is_not(http: httpx.Client) -> None:
