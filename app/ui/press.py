@@ -1,7 +1,8 @@
 """Presses that begin something. A run of the page can end between its start and the place of the button, because
 another part of the page asked for a run: what ``st.button`` answers is lost then, and the press with it. And while the
 run that acts on a press waits for the API, a second run draws the page beside it. So a press is noted by the button's
-callback, before the page is drawn, stays noted until a run acts on it, and is taken by one run only."""
+callback, before the page is drawn, stays noted until a run acts on it or what it was pressed beside is through, and is
+taken by one run only."""
 
 from __future__ import annotations
 

@@ -111,12 +111,11 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _fault(request: Request, error: Exception) -> JSONResponse:
         what = f"{request.method} {request.url.path}"
-        told = answer(500, "internal", f"{what} met a fault ({type(error).__name__}); the API's log has the details")
-        if not request.url.path.startswith(openai_errors.PREFIX):
-            return told
-        # Starlette answers a fault outside of all middleware, the one that translates the other errors among them.
-        status, translated = openai_errors.translated(told.status_code, bytes(told.body))
-        return JSONResponse(translated.model_dump(), status)
+        message = f"{what} met a fault ({type(error).__name__}); the API's log has the details"
+        if request.url.path.startswith(openai_errors.PREFIX):
+            # Starlette answers a fault outside of all middleware, the one that translates the other errors among them.
+            return JSONResponse(openai_errors.body(500, "internal", message).model_dump(), 500)
+        return answer(500, "internal", message)
 
 
 def _methods(request: Request) -> str:
