@@ -132,6 +132,12 @@ def tile(page: Page, label: str) -> Locator:
     return page.locator(".tile", has=page.locator(".label", has_text=re.compile(f"^{re.escape(label)}$")))
 
 
+def entry(page: Page, label: str) -> Locator:
+    """The input with this label. One that another has taken the place of stays in the page unseen, as long as the run
+    that drew the other goes on."""
+    return page.get_by_label(label, exact=True).filter(visible=True)
+
+
 def choose(page: Page, label: str, option: str) -> None:
     """Choose an option of a select box."""
     page.get_by_role("combobox", name=label).click()

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from safetensors.numpy import save
 
-from tests.app.browser import visit
+from tests.app.browser import entry, visit
 from tests.app.conftest import Backstage
 
 pytestmark = pytest.mark.browser
@@ -79,7 +79,7 @@ def names(backstage: Backstage) -> list[str]:
 
 def test_a_zip_becomes_an_adapter(page: Page, backstage: Backstage, adapter_files: dict[str, bytes]) -> None:
     offer(page, backstage, {"zipped-one.zip": zipped(adapter_files)})
-    expect(page.get_by_label("Name", exact=True)).to_have_value("zipped-one")
+    expect(entry(page, "Name")).to_have_value("zipped-one")
     page.get_by_role("button", name="Upload and check").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("zipped-one")
     expect(page.get_by_text("rank 4")).to_be_visible()
@@ -91,7 +91,7 @@ def test_the_files_themselves_become_an_adapter(
     page: Page, backstage: Backstage, adapter_files: dict[str, bytes]
 ) -> None:
     offer(page, backstage, adapter_files)
-    page.get_by_label("Name", exact=True).fill("loose-files")
+    entry(page, "Name").fill("loose-files")
     button = page.get_by_role("button", name="Upload and check")
     expect(button).to_be_enabled()
     button.click()
@@ -141,8 +141,8 @@ def test_an_alias_is_promoted_and_rolled_back(
     backstage.client.promote_adapter("named-one", "prod", 1)
     visit(page, f"{backstage.url}/adapters?adapter=named-one", "named-one")
     expect(page.get_by_text("named-one@prod → version 1")).to_be_visible()
-    page.get_by_label("Alias", exact=True).fill("prod")
-    page.get_by_label("Alias", exact=True).press("Tab")
+    entry(page, "Alias").fill("prod")
+    entry(page, "Alias").press("Tab")
     page.get_by_role("button", name="Promote").click()
     expect(page.get_by_text("named-one@prod → version 2")).to_be_visible()
     page.get_by_role("button", name="Back to version 1").click()

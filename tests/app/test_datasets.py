@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from core.api.schemas import Dataset
-from tests.app.browser import NewPage, tile, visit
+from tests.app.browser import NewPage, entry, tile, visit
 from tests.app.conftest import Backstage, rows
 
 pytestmark = pytest.mark.browser
@@ -34,7 +34,7 @@ def names(backstage: Backstage) -> list[str]:
 
 def test_a_file_becomes_a_data_set_with_report_rows_and_packed_batch(page: Page, backstage: Backstage) -> None:
     offer(page, backstage, "Good Rows.jsonl", rows(72))
-    expect(page.get_by_label("Name", exact=True)).to_have_value("good-rows")
+    expect(entry(page, "Name")).to_have_value("good-rows")
     expect(page.get_by_text("read as prompt/completion")).to_be_visible()
     page.get_by_role("button", name="Upload and check").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("good-rows")
@@ -57,11 +57,11 @@ def test_a_file_becomes_a_data_set_with_report_rows_and_packed_batch(page: Page,
 
 def test_another_file_takes_its_own_name(page: Page, backstage: Backstage) -> None:
     offer(page, backstage, "first-choice.jsonl", rows(3))
-    expect(page.get_by_label("Name", exact=True)).to_have_value("first-choice")
+    expect(entry(page, "Name")).to_have_value("first-choice")
     page.set_input_files(
         "input[type=file]", files=[{"name": "second.jsonl", "mimeType": "text/plain", "buffer": rows(4)}]
     )
-    expect(page.get_by_label("Name", exact=True)).to_have_value("second")
+    expect(entry(page, "Name")).to_have_value("second")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_taken_name_is_said_before_the_upload_and_can_become_a_version(
 
 def test_a_name_that_cannot_be_one_is_said_before_the_upload(page: Page, backstage: Backstage) -> None:
     offer(page, backstage, "rows.jsonl", rows(30))
-    page.get_by_label("Name", exact=True).fill("My Rows")
+    entry(page, "Name").fill("My Rows")
     expect(page.get_by_test_id("stAlert")).to_contain_text("'My Rows' cannot be a name")
     expect(page.get_by_role("button", name="Upload and check")).to_be_disabled()
 

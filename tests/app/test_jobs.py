@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from core.api.schemas import Dataset, Job
-from tests.app.browser import NewPage, choose, follow, shoot, tile, visit
+from tests.app.browser import NewPage, choose, entry, follow, shoot, tile, visit
 from tests.app.conftest import Backstage
 from tests.clock import far_off
 from tests.stack import until
@@ -43,7 +43,7 @@ def test_the_form_submits_a_job_and_opens_it(page: Page, quiet: Backstage, make_
     make_dataset("form-rows")
     open_form(page, quiet)
     choose(page, "Data set", "form-rows")
-    page.get_by_label("Adapter name").fill("form-adapter")
+    entry(page, "Adapter name").fill("form-adapter")
     expect(page.get_by_text(re.compile(r"About \d+ steps"))).to_be_visible()
     page.get_by_role("radio", name="quick").click()
     page.get_by_role("button", name="Submit job").click()
@@ -54,14 +54,14 @@ def test_the_form_submits_a_job_and_opens_it(page: Page, quiet: Backstage, make_
     assert (job.spec.epochs, job.dataset_name) == (1.0, "form-rows")
     page.get_by_role("button", name="All jobs").click()
     page.get_by_role("radio", name="New job").click()
-    expect(page.get_by_label("Adapter name")).to_have_value("")
+    expect(entry(page, "Adapter name")).to_have_value("")
 
 
 def test_two_quick_presses_make_one_job(page: Page, quiet: Backstage, make_dataset: MakeDataset) -> None:
     make_dataset("twice-rows")
     open_form(page, quiet)
     choose(page, "Data set", "twice-rows")
-    page.get_by_label("Adapter name").fill("twice-adapter")
+    entry(page, "Adapter name").fill("twice-adapter")
     expect(page.get_by_text("About")).to_be_visible()
     page.get_by_role("button", name="Submit job").dblclick()
     expect(page.get_by_role("heading", level=1)).to_have_text("twice-adapter on twice-rows")
@@ -76,17 +76,17 @@ def test_a_half_filled_form_survives_reload_page_switch_and_refreshes(
     make_dataset("kept-rows")
     open_form(page, backstage)
     choose(page, "Data set", "kept-rows")
-    page.get_by_label("Adapter name").fill("kept-adapter")
+    entry(page, "Adapter name").fill("kept-adapter")
     page.get_by_text("Expert settings").click()
-    rank = page.get_by_label("Rank", exact=True)
+    rank = entry(page, "Rank")
     rank.fill("4")
     rank.press("Tab")
     expect(page).to_have_url(re.compile("new_rank=4"))
 
     def expect_kept() -> None:
-        expect(page.get_by_label("Adapter name")).to_have_value("kept-adapter")
+        expect(entry(page, "Adapter name")).to_have_value("kept-adapter")
         expect(page.get_by_role("combobox", name="Data set")).to_have_value("kept-rows")
-        expect(page.get_by_label("Rank", exact=True)).to_have_value("4")
+        expect(entry(page, "Rank")).to_have_value("4")
 
     page.wait_for_timeout(4500)
     expect_kept()
@@ -101,7 +101,7 @@ def test_a_half_filled_form_survives_reload_page_switch_and_refreshes(
 def test_what_is_being_typed_outlives_the_refreshes_around_it(page: Page, backstage: Backstage) -> None:
     open_form(page, backstage)
     page.get_by_text("Expert settings").click()
-    rate = page.get_by_label("Learning rate")
+    rate = entry(page, "Learning rate")
     rate.fill("0.0002")
     page.wait_for_timeout(5000)
     expect(rate).to_have_value("0.0002")
@@ -117,13 +117,13 @@ def test_a_refusal_says_what_and_where_and_keeps_the_form(
     page.get_by_role("button", name="Submit job").click()
     expect(page.get_by_test_id("stAlert")).to_contain_text("no data set is chosen")
     choose(page, "Data set", "busy-rows")
-    page.get_by_label("Adapter name").fill("busy-adapter")
+    entry(page, "Adapter name").fill("busy-adapter")
     expect(page.get_by_text("About")).to_be_visible()
     page.get_by_role("button", name="Submit job").click()
     alert = page.get_by_test_id("stAlert")
     expect(alert).to_contain_text("adapter_name_busy")
     expect(alert).to_contain_text("give another adapter_name")
-    expect(page.get_by_label("Adapter name")).to_have_value("busy-adapter")
+    expect(entry(page, "Adapter name")).to_have_value("busy-adapter")
     assert len(of_adapter(quiet, "busy-adapter")) == 1
 
 
@@ -175,7 +175,7 @@ def test_a_waiting_job_says_why_and_can_be_moved_up(page: Page, quiet: Backstage
     page.get_by_role("button", name=f"Open {second.name}").click()
     expect(page.get_by_role("heading", level=1, name=second.name)).to_be_visible()
     page.get_by_role("button", name="Priority").click()
-    page.get_by_label("Priority (higher runs earlier)").fill("7")
+    entry(page, "Priority (higher runs earlier)").fill("7")
     page.get_by_role("button", name="Set priority").click()
     expect(tile(page, "Resumed")).to_contain_text("priority 7")
     assert quiet.client.job(second.id).priority == 7
@@ -201,11 +201,11 @@ def test_a_job_can_be_cloned_into_the_form(page: Page, quiet: Backstage, make_da
     quiet.client.stop_job(job.id)
     visit(page, f"{quiet.url}/jobs?job={job.id}", job.name)
     page.get_by_role("button", name="Clone").click()
-    expect(page.get_by_label("Adapter name")).to_have_value("clone-adapter")
+    expect(entry(page, "Adapter name")).to_have_value("clone-adapter")
     page.get_by_text("Expert settings").click()
-    expect(page.get_by_label("Optimizer steps")).to_have_value("123")
-    expect(page.get_by_label("Rank", exact=True)).to_have_value("4")
-    expect(page.get_by_label("Learning rate")).to_have_value("0.000300")
+    expect(entry(page, "Optimizer steps")).to_have_value("123")
+    expect(entry(page, "Rank")).to_have_value("4")
+    expect(entry(page, "Learning rate")).to_have_value("0.000300")
 
 
 def test_jobs_are_compared_and_schedules_and_webhooks_are_made(
@@ -224,9 +224,9 @@ def test_jobs_are_compared_and_schedules_and_webhooks_are_made(
     expect(page.get_by_text("0.0001", exact=True)).to_be_visible()
     page.keyboard.press("Escape")
     page.get_by_role("radio", name="Schedules").click()
-    page.get_by_label("Name", exact=True).fill("nightly")
+    entry(page, "Name").fill("nightly")
     choose(page, "Data set", "many-rows")
-    page.get_by_label("Adapter name").fill("nightly-adapter")
+    entry(page, "Adapter name").fill("nightly-adapter")
     page.get_by_role("textbox", name="Cron").fill(far_off())
     page.get_by_role("button", name="Create schedule").click()
     expect(page.get_by_text("many-rows → nightly-adapter")).to_be_visible()
@@ -235,10 +235,10 @@ def test_jobs_are_compared_and_schedules_and_webhooks_are_made(
     expect(page.get_by_text(re.compile("submitted job"))).to_be_visible()
     quiet.client.delete_schedule(schedule.id)
     page.get_by_role("radio", name="Webhooks").click()
-    page.get_by_label("Address").fill("https://10.0.0.1/hook")
+    entry(page, "Address").fill("https://10.0.0.1/hook")
     page.get_by_role("button", name="Create webhook").click()
     expect(page.get_by_test_id("stAlert")).to_contain_text("inside the platform's network")
-    page.get_by_label("Address").fill("https://hooks.example/harli")
+    entry(page, "Address").fill("https://hooks.example/harli")
     page.get_by_role("button", name="Create webhook").click()
     expect(page.get_by_text("whsec_")).to_be_visible()
     (webhook,) = quiet.client.webhooks().items

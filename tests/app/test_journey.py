@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from core.api.schemas import Job
 from core.client import TERMINAL, Client
 from core.errors import HarliError
-from tests.app.browser import choose, follow, shoot, tile, visit
+from tests.app.browser import choose, entry, follow, shoot, tile, visit
 from tests.machine import ROOT
 from tests.stack import Stack, until
 
@@ -60,7 +60,7 @@ def ask(page: Page, question: str) -> None:
 def upload(page: Page, stack: Stack) -> None:
     visit(page, f"{stack.console_url}/datasets", "Data sets")
     page.set_input_files("input[type=file]", _SAMPLE)
-    page.get_by_label("Name", exact=True).fill(NAME)
+    entry(page, "Name").fill(NAME)
     button = page.get_by_role("button", name="Upload and check")
     expect(button).to_be_enabled()
     button.click()
@@ -73,7 +73,7 @@ def upload(page: Page, stack: Stack) -> None:
 
 def submit(page: Page, client: Client) -> Job:
     page.get_by_role("link", name="Train on it").click()
-    page.get_by_label("Adapter name").fill(NAME)
+    entry(page, "Adapter name").fill(NAME)
     page.get_by_text("Expert settings").click()
     page.get_by_role("radio", name="steps").click()
     fill(page, "Optimizer steps", "400")
@@ -88,7 +88,7 @@ def submit(page: Page, client: Client) -> Job:
 
 
 def fill(page: Page, label: str, value: str) -> None:
-    field = page.get_by_label(label)
+    field = entry(page, label)
     expect(field).to_be_enabled()
     field.fill(value)
     field.press("Tab")
@@ -107,7 +107,7 @@ def watch_the_loss_fall(page: Page, client: Client, job: Job) -> float:
 def move_the_target(page: Page, client: Client) -> None:
     before = client.targets()
     follow(page, "Targets")
-    field = page.get_by_label("ITL target, ms")
+    field = entry(page, "ITL target, ms")
     wanted = 2 * float(field.input_value())
     field.fill(str(wanted))
     field.press("Tab")

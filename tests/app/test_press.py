@@ -14,7 +14,7 @@ from core.api.schemas import Dataset
 from core.errors import Invalid
 from tests.app import test_adapters as adapters
 from tests.app import test_datasets as datasets
-from tests.app.browser import visit
+from tests.app.browser import entry, visit
 from tests.app.conftest import Backstage, rows
 from tests.app.test_adapters import adapter_files  # noqa: F401
 from tests.stack import until
@@ -81,7 +81,7 @@ class SlowLine:
 
 def press_upload(page: Page, name: str, after_ms: int) -> None:
     """Press, and have the page run anew `after_ms` later; it then opens what was stored."""
-    page.get_by_label("Name", exact=True).fill(name)
+    entry(page, "Name").fill(name)
     page.wait_for_timeout(1500)
     button = page.get_by_role("button", name="Upload and check")
     expect(button).to_be_enabled()
@@ -152,7 +152,7 @@ def test_a_data_set_is_opened_though_the_browser_asked_for_its_form_again_before
     page.get_by_role("button", name="Upload and check").click()
     line.until(lambda: "slow-line@1" in datasets.names(backstage), "the data set")
     page.wait_for_timeout(1000)  # runs of the page that the data set brings about
-    page.get_by_label("Name", exact=True).fill("slow-line-x")
+    entry(page, "Name").fill("slow-line-x")
     page.wait_for_timeout(1000)
     line.let_go()
     expect(page.get_by_role("button", name="All data sets")).to_be_visible(timeout=15_000)

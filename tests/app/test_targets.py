@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.app.browser import choose, follow, tile, visit
+from tests.app.browser import choose, entry, follow, tile, visit
 from tests.app.conftest import Backstage
 from tests.app.peer import SOLO_ITL_MS
 
@@ -39,10 +39,10 @@ def test_the_default_is_explained(page: Page, backstage: Backstage) -> None:
 
 def test_a_changed_target_is_in_force(page: Page, restored: Backstage) -> None:
     visit(page, f"{restored.url}/targets", "Targets")
-    page.get_by_label("ITL target, ms").fill("45.5")
+    entry(page, "ITL target, ms").fill("45.5")
     switch(page, "TTFT")
-    page.get_by_label("TTFT target, ms").fill("900")
-    page.get_by_label("TTFT target, ms").press("Tab")
+    entry(page, "TTFT target, ms").fill("900")
+    entry(page, "TTFT target, ms").press("Tab")
     version = restored.client.targets().version + 1
     page.get_by_role("button", name="Apply").click()
     expect(page.get_by_text(f"version {version} in force in the engine")).to_be_visible()
@@ -53,9 +53,9 @@ def test_a_changed_target_is_in_force(page: Page, restored: Backstage) -> None:
 def test_a_target_that_is_switched_off_is_dropped(page: Page, restored: Backstage) -> None:
     restored.client.set_targets([{"kind": "itl", "ms": 70}, {"kind": "tpot", "ms": 80}])
     visit(page, f"{restored.url}/targets", "Targets")
-    expect(page.get_by_label("TPOT target, ms")).to_have_value("80.0")
+    expect(entry(page, "TPOT target, ms")).to_have_value("80.0")
     switch(page, "TPOT")
-    expect(page.get_by_label("TPOT target, ms")).to_be_disabled()
+    expect(entry(page, "TPOT target, ms")).to_be_disabled()
     page.get_by_role("button", name="Apply").click()
     expect(tile(page, "TPOT p99 now")).to_contain_text("no target")
     assert in_store(restored) == {"itl": (70.0, 0.99)}
@@ -64,8 +64,8 @@ def test_a_target_that_is_switched_off_is_dropped(page: Page, restored: Backstag
 def test_a_target_of_nothing_is_refused_and_nothing_changes(page: Page, restored: Backstage) -> None:
     before = restored.client.targets()
     visit(page, f"{restored.url}/targets", "Targets")
-    page.get_by_label("ITL target, ms").fill("0")
-    page.get_by_label("ITL target, ms").press("Tab")
+    entry(page, "ITL target, ms").fill("0")
+    entry(page, "ITL target, ms").press("Tab")
     page.get_by_role("button", name="Apply").click()
     expect(page.get_by_test_id("stAlert")).to_contain_text("targets.0.ms")
     expect(page.get_by_test_id("stAlert")).to_contain_text("greater than 0")
@@ -75,14 +75,14 @@ def test_a_target_of_nothing_is_refused_and_nothing_changes(page: Page, restored
 def test_a_change_from_elsewhere_is_shown_with_both_values(page: Page, restored: Backstage) -> None:
     restored.client.set_targets([{"kind": "itl", "ms": 66}])
     visit(page, f"{restored.url}/targets", "Targets")
-    page.get_by_label("ITL target, ms").fill("77")
-    page.get_by_label("ITL target, ms").press("Tab")
+    entry(page, "ITL target, ms").fill("77")
+    entry(page, "ITL target, ms").press("Tab")
     restored.client.set_targets([{"kind": "itl", "ms": 88}])
     notice = page.get_by_test_id("stAlert")
     expect(notice).to_contain_text("The targets were changed elsewhere")
     expect(notice).to_contain_text("Stored now: ITL p99 ≤ 88.0 ms")
     expect(notice).to_contain_text("Your form: ITL p99 ≤ 77.0 ms")
-    expect(page.get_by_label("ITL target, ms")).to_have_value("77.0")
+    expect(entry(page, "ITL target, ms")).to_have_value("77.0")
     page.get_by_role("button", name="Put mine over them").click()
     expect(page.get_by_text("The targets were changed elsewhere")).to_have_count(0)
     assert in_store(restored) == {"itl": (77.0, 0.99)}
@@ -91,7 +91,7 @@ def test_a_change_from_elsewhere_is_shown_with_both_values(page: Page, restored:
 def test_a_press_that_comes_too_late_changes_nothing(page: Page, restored: Backstage) -> None:
     restored.client.set_targets([{"kind": "itl", "ms": 66}])
     visit(page, f"{restored.url}/targets", "Targets")
-    field = page.get_by_label("ITL target, ms")
+    field = entry(page, "ITL target, ms")
     field.fill("77")
     field.press("Tab")
     page.wait_for_timeout(1500)
@@ -111,8 +111,8 @@ def test_what_the_form_does_not_know_is_kept(page: Page, restored: Backstage) ->
     )
     visit(page, f"{restored.url}/targets", "Targets")
     expect(page.locator("td", has_text="ITL p50 ≤ 40.0 ms")).to_be_visible()
-    page.get_by_label("ITL target, ms").fill("61")
-    page.get_by_label("ITL target, ms").press("Tab")
+    entry(page, "ITL target, ms").fill("61")
+    entry(page, "ITL target, ms").press("Tab")
     page.get_by_role("button", name="Apply").click()
     expect(tile(page, "ITL p99 now")).to_contain_text("target 61.0")
     kept = {(target.kind, target.ms, target.quantile) for target in restored.client.targets().targets}
@@ -124,7 +124,7 @@ def test_a_tenant_that_has_nothing_yet_can_be_given_a_target(page: Page, restore
     visit(page, f"{restored.url}/targets", "Targets")
     page.get_by_role("button", name="Add a target").click()
     choose(page, "Of", "newcomer")
-    field = page.get_by_label("ms", exact=True)
+    field = entry(page, "ms")
     field.fill("30")
     field.press("Tab")
     page.get_by_role("button", name="Add", exact=True).click()
@@ -135,7 +135,7 @@ def test_a_tenant_that_has_nothing_yet_can_be_given_a_target(page: Page, restore
 def test_a_half_typed_target_survives_page_switch_and_reload(page: Page, backstage: Backstage) -> None:
     visit(page, f"{backstage.url}/targets", "Targets")
     switch(page, "TTFT")
-    field = page.get_by_label("TTFT target, ms")
+    field = entry(page, "TTFT target, ms")
     field.fill("1234")
     field.press("Tab")
     expect(page).to_have_url(re.compile("ttft_ms=1234"))

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, TimeoutError, expect
 
 from core.client import Client
 from core.errors import Unauthorized
-from tests.app.browser import shoot, visit
+from tests.app.browser import entry, shoot, visit
 from tests.app.conftest import Backstage, rows
 
 pytestmark = pytest.mark.browser
@@ -20,7 +20,7 @@ def test_a_token_is_made_shown_once_used_and_revoked(backstage: Backstage, page:
         backstage.client.create_tenant("acme")
     backstage.client.create_user("ann", "admin", "acme")
     visit(page, f"{backstage.url}/tenants", "Tenants")
-    page.get_by_label("What it is for").fill("reading-room")
+    entry(page, "What it is for").fill("reading-room")
     page.get_by_role("combobox", name="User").click()
     page.get_by_role("option", name="ann · acme").click()
     page.get_by_role("button", name="Create token").click()
@@ -32,8 +32,8 @@ def test_a_token_is_made_shown_once_used_and_revoked(backstage: Backstage, page:
     with Client(backstage.client.base_url, token=token) as ann:
         assert (ann.me().user, ann.me().tenant) == ("ann", "acme")
         page.locator("[data-testid=stSidebar]").get_by_text("admin · default").click()
-        page.get_by_label("Sign in as, by API token").fill(token)
-        page.get_by_label("Sign in as, by API token").press("Enter")
+        entry(page, "Sign in as, by API token").fill(token)
+        entry(page, "Sign in as, by API token").press("Enter")
         expect(page.locator("[data-testid=stSidebar]").get_by_text("ann · acme")).to_be_visible()
         page.get_by_text("reading-room", exact=True).first.click()
         page.get_by_role("button", name="Revoke").first.click()
@@ -58,8 +58,8 @@ def test_a_download_is_read_as_whoever_is_signed_in(backstage: Backstage, page: 
         dataset = dora.upload_dataset(path, "own-rows")
     visit(page, f"{backstage.url}/datasets", "Data sets")
     page.locator("[data-testid=stSidebar]").get_by_text("admin · default").click()
-    page.get_by_label("Sign in as, by API token").fill(token)
-    page.get_by_label("Sign in as, by API token").press("Enter")
+    entry(page, "Sign in as, by API token").fill(token)
+    entry(page, "Sign in as, by API token").press("Enter")
     expect(page.locator("[data-testid=stSidebar]").get_by_text("dora · delta")).to_be_visible()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="own-rows").or_(page.get_by_text("own-rows", exact=True)).first.click()
