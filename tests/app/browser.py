@@ -133,9 +133,9 @@ def tile(page: Page, label: str) -> Locator:
 
 
 def entry(page: Page, label: str) -> Locator:
-    """The input with this label. One that another has taken the place of stays in the page unseen, as long as the run
-    that drew the other goes on."""
-    return page.get_by_label(label, exact=True).filter(visible=True)
+    """The input with this label. Not one that another has taken the place of, which Streamlit keeps, unseen, as long as
+    the run that drew the other goes on."""
+    return page.get_by_label(label, exact=True).and_(page.locator(":not([data-retained] *)"))
 
 
 def choose(page: Page, label: str, option: str) -> None:
