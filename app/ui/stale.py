@@ -1,18 +1,25 @@
-"""Keeps a page whole when something of the page before it asks for a refresh after the viewer has left.
+"""Keeps a page whole when something that it no longer shows asks for a refresh.
 
 Between a click on another page and the first message of that page's run, the browser still shows the old page: a button
 pressed there, or a component that tells something, asks Streamlit (1.67) to run a fragment of the old page. It queues
 that behind the new page's run and then tells the browser that the old page runs: the browser drops what it shows, the
 fragment is gone, and the new page stays empty. So such a request is dropped here. Pages are changed by links alone,
 never by ``st.switch_page``, so the page that the browser asked for last is the one that it will show.
+
+A refresh of what the same page showed before is queued too, behind the run that shows it no longer. Streamlit has
+forgotten that fragment by then, but not where the run was ended by ``st.stop``: it draws the fragment into a block that
+the browser has dropped, which the browser takes for a fault, and shows nothing any more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from streamlit.proto.ClientState_pb2 import ClientState
 from streamlit.runtime.app_session import AppSession
+from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
 
 _request_rerun = AppSession.request_rerun
 # Script hash of the page that each browser session asked for last; empty where it came by the page's address.
@@ -33,3 +40,14 @@ def _unless_left(self: AppSession, client_state: ClientState | None) -> None:
 def drop_requests_of_pages_left() -> None:
     """Once for the whole process; to be called before a page is run."""
     AppSession.request_rerun = _unless_left  # type: ignore[method-assign]
+
+
+@contextmanager
+def fragments_as_drawn() -> Iterator[None]:
+    """Around a run of a whole page: one that ends early leaves the fragments that it has drawn and no others."""
+    try:
+        yield
+    except StopException:
+        if (context := get_script_run_ctx()) is not None:
+            context.fragment_storage.clear(context.shared.new_fragment_ids.snapshot())
+        raise

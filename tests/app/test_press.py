@@ -159,6 +159,21 @@ def test_a_data_set_is_opened_though_the_browser_asked_for_its_form_again_before
     assert "slow-line-x@1" not in datasets.names(backstage)
 
 
+def test_a_data_set_is_opened_though_the_browser_asked_how_far_it_is_when_it_was_through(
+    page: Page, backstage: Backstage
+) -> None:
+    line = SlowLine(page)
+    datasets.offer(page, backstage, "long-way.jsonl", rows(30_000))
+    expect(page.get_by_role("button", name="Upload and check")).to_be_enabled()
+    page.get_by_role("button", name="Upload and check").click()
+    expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+    line.hold()
+    line.until(lambda: "long-way@1" in datasets.names(backstage), "the data set")
+    page.wait_for_timeout(2000)  # the browser goes on to ask
+    line.let_go()
+    expect(page.get_by_role("button", name="All data sets")).to_be_visible(timeout=15_000)
+
+
 def test_a_press_beside_one_that_failed_does_not_send_again() -> None:
     form, sent = new_form(), []
 
