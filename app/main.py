@@ -7,11 +7,13 @@ import streamlit as st
 from app.ui.identity import require_sign_in, show_identity
 from app.ui.keep import keep_fields
 from app.ui.page import forget_faults
+from app.ui.press import keep_presses
 from app.ui.sidebar import status
 from app.ui.stale import drop_requests_of_pages_left, fragments_as_drawn
 from app.ui.theme import ICON, apply_page_style, show_brand
 
 drop_requests_of_pages_left()
+keep_presses()
 st.set_page_config(page_title="Harli", page_icon=ICON, layout="wide")
 apply_page_style()
 show_brand()

@@ -2,15 +2,30 @@
 another part of the page asked for a run: what ``st.button`` answers is lost then, and the press with it. And while the
 run that acts on a press waits for the API, a second run draws the page beside it. So a press is noted by the button's
 callback, before the page is drawn, stays noted until a run acts on it or what it was pressed beside is through, and is
-taken by one run only."""
+taken by one run only.
+
+Streamlit (1.67) itself loses a press whose run another request overtakes before the callbacks are called: the run ends
+there, and the run of the other request knows nothing of the press. So a run takes in what it came for first."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import streamlit as st
+from streamlit.runtime.state import SafeSessionState
 
 _PRESSED = "pressed"
+
+
+def _take_in(self: SafeSessionState, *changed: Any, **more: Any) -> None:
+    """Streamlit's ``SafeSessionState.on_script_will_rerun``, which looks first whether there is another request."""
+    with self._lock:
+        self._state.on_script_will_rerun(*changed, **more)
+
+
+def keep_presses() -> None:
+    """Once for the whole process; to be called before a page is run."""
+    SafeSessionState.on_script_will_rerun = _take_in  # type: ignore[method-assign]
 
 
 def pressed(label: str, form: dict[str, Any], *, key: str, icon: str, disabled: bool = False) -> bool:
