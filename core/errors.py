@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sqlite3
 from typing import Any
 
 _LONGEST = 8000  # characters; a message names at most some places
@@ -82,12 +83,28 @@ class TooManyRequests(HarliError):
     retry_after_s: float = 1.0
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_POSTGRESQL = "53100"
+
+
 def full_disk(error: BaseException) -> Unavailable | None:
     """What an error that a full disk (or a user's quota of it) made is for a caller; None for any other."""
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if _is_full_store(getattr(error, "orig", None)):
+        return Unavailable(
+            "disk_full", "the disk that the store is on is full, and nothing was changed; free some of it and try again"
+        )
+    number = error.errno if isinstance(error, OSError) else None
+    # safetensors, written in Rust, tells the system's number in its words alone.
+    if number not in _FULL and not any(f"(os error {full})" in str(error) for full in _FULL):
         return None
     return Unavailable(
         "disk_full",
         "the disk of the API's data directory is full, and nothing was stored; free some of it, or delete data sets "
         "and adapters that are not needed, and try again",
     )
+
+
+def _is_full_store(cause: object) -> bool:
+    """Whether that is what SQLite's or PostgreSQL's driver says."""
+    full = getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return full or getattr(cause, "sqlstate", None) == _FULL_POSTGRESQL

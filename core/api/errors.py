@@ -130,6 +130,8 @@ def _methods(request: Request) -> str:
 
 def store_unavailable(error: Exception) -> JSONResponse:
     logger.error("the store failed: %s", error)
+    if (full := full_disk(error)) is not None:
+        return answer(full.status, full.code, full.message)
     reason = getattr(error, "orig", None) or error
     return answer(503, "store_unavailable", f"the store does not answer ({reason}); try again in a moment")
 

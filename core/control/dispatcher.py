@@ -25,7 +25,7 @@ from core.control import telemetry as history
 from core.control.context import Control
 from core.control.jobs import MAX_STALLS
 from core.control.lifecycle import TRANSITIONS, remark, transition
-from core.errors import HarliError
+from core.errors import HarliError, full_disk
 from core.link.messages import (
     PROTOCOL,
     EngineNotice,
@@ -101,6 +101,8 @@ class Dispatcher:
         self._sent_targets: tuple[str, SetTargets] | None = None
         self._sent_commands: set[tuple[str, int, str]] = set()
         self._unsent: StartJob | None = None
+        # Jobs whose adapter the disk has no room for, and what `_register` is told of each.
+        self._unstored: dict[str, tuple[int | None, Path, JobUpdate | None]] = {}
         self._released: dict[tuple[str, int], float] = {}
         self._not_before = 0.0
         self._adopt_known_engine()
@@ -322,7 +324,7 @@ class Dispatcher:
             job = rows.find(session, update.job_id)
             fresh = job is not None and job.token == update.token and job.engine_id == link.engine_id
         if fresh:
-            self._register(update.job_id, update.token, Path(update.path or ""), update)
+            self._take(update.job_id, update.token, Path(update.path or ""), update)
 
     @staticmethod
     def _note_holding(link: _Link, update: JobUpdate) -> None:
@@ -335,14 +337,21 @@ class Dispatcher:
         elif current is not None and current[0] == update.job_id:
             link.holding = None
 
-    def _register(self, job_id: str, token: int | None, source: Path, update: JobUpdate | None) -> None:
-        """Store what the job wrote as its adapter's next version, and end it; deploy when it asked for that."""
+    def _take(self, job_id: str, token: int | None, source: Path, update: JobUpdate | None) -> None:
+        """Store the adapter that a job wrote, or try again until the disk has room for it."""
+        if not self._register(job_id, token, source, update):
+            logger.warning("the disk has no room for the adapter of job %s; storing it is tried again", job_id)
+            self._unstored[job_id] = token, source, update
+
+    def _register(self, job_id: str, token: int | None, source: Path, update: JobUpdate | None) -> bool:
+        """Store what the job wrote as its adapter's next version, and end it; deploy when it asked for that. False
+        where the disk has no room, and nothing was done."""
         try:
             unpacked = adapters.unpacked(self._control, source, max_bytes=_MAX_ADAPTER_BYTES)
             with unpacked as (folder, info), self._write() as session:
                 job = rows.find(session, job_id)
                 if job is None or job.token != token or job.state in TERMINAL:
-                    return
+                    return True
                 if update is not None:
                     job.step = max(job.step, update.step)
                     job.tokens = update.tokens if update.tokens is not None else job.tokens
@@ -369,11 +378,14 @@ class Dispatcher:
                 if job.spec["deploy"]:
                     adapters.want(session, record, record.last_version)
         except (HarliError, OSError) as error:
+            if full_disk(error) is not None:
+                return False
             with self._write() as session:
                 job = rows.find(session, job_id)
                 if job is not None and job.token == token and "failed" in TRANSITIONS[job.state]:
                     message = f"the adapter that the job wrote to {source} cannot be stored: {error}"
                     progress.fail(session, job, "adapter_unusable", message, None)
+        return True
 
     # ---- acting ------------------------------------------------------------------------------------------------------
 
@@ -466,26 +478,28 @@ class Dispatcher:
         """Finish jobs that are to be saved from a checkpoint, with no engine holding them."""
         with self._control.store.read() as session:
             found = [job for job in rows.in_states(session, ("saving",)) if job.engine_id is None]
-        for job in found:
+        for job in [job for job in found if job.id not in self._unstored]:
             folder = self._control.job_folder(job.id)
             checkpoint = orders.newest_checkpoint(folder, job.checkpoint)
             if checkpoint is None:
                 source = folder / "checkpoints"
             else:
                 source = orders.adapter_folder(folder, checkpoint, bool(job.spec.get("keep_best")))
-            self._register(job.id, None, source, None)
+            self._take(job.id, None, source, None)
 
     # ---- what takes too long -----------------------------------------------------------------------------------------
 
     def reap(self) -> None:
-        """Give up on an engine that has been silent too long, and on what it does not do in time."""
+        """Give up on an engine that has been silent too long, and on what it does not do in time; try once more to
+        store the adapters that there was no room for."""
+        self._unstored = {job_id: how for job_id, how in self._unstored.items() if not self._register(job_id, *how)}
         link = self._link
         if link is not None and not link.lost and time.monotonic() - link.heard > SILENCE_S:
             self._lose(link)
         time_ = now()
         with self._control.store.read() as session:
             late = [job.id for job in rows.in_states(session, IN_ENGINE) if _overdue(job, time_)]
-        for job_id in late:
+        for job_id in set(late) - self._unstored.keys():
             with self._write() as session:
                 job = rows.find(session, job_id)
                 if job is not None and job.state in IN_ENGINE and _overdue(job, time_):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -44,13 +45,12 @@ def write(
 ) -> Path:
     """Write a checkpoint under `folder` and return its path; a crash in mid-write leaves no half of one."""
     final = folder / f"step-{progress.step:08d}"
-    partial = folder / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_adapter(partial / "adapter")
-    save_file(optimizer, partial / "optimizer.safetensors")
-    (partial / "state.json").write_bytes(msgspec.json.encode(progress))
-    return _settle(partial, final)
+    with _whole(final) as partial:
+        partial.mkdir(parents=True)
+        save_adapter(partial / "adapter")
+        save_file(optimizer, partial / "optimizer.safetensors")
+        (partial / "state.json").write_bytes(msgspec.json.encode(progress))
+    return final
 
 
 def evaluated(output_dir: Path, step: int) -> Path:
@@ -62,11 +62,9 @@ def write_evaluated(output_dir: Path, progress: Progress, save_adapter: Callable
     """Write the adapter that was evaluated last and return its folder. Of the older ones, the best one's stays, and
     those that a checkpoint remembers as the best, which a job that goes back to it may need again."""
     final = evaluated(output_dir, progress.evaluated_at)
-    partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    save_adapter(partial)
-    _settle(partial, final)
+    with _whole(final) as partial:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        save_adapter(partial)
     wanted = {progress.best_step}
     for state in (output_dir / "checkpoints").glob("step-*/state.json"):
         wanted.add(msgspec.json.decode(state.read_bytes(), type=Progress).best_step)
@@ -78,15 +76,21 @@ def write_evaluated(output_dir: Path, progress: Progress, save_adapter: Callable
     return final
 
 
-def _settle(partial: Path, final: Path) -> Path:
-    """Make a folder that is wholly written the one of its name."""
-    for path in partial.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    return final
+@contextmanager
+def _whole(final: Path) -> Iterator[Path]:
+    """Where to write what is to be the folder `final` once all of it is on the disk; nothing of it stays otherwise."""
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        yield partial
+        for path in partial.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def read(folder: Path, fingerprint: str) -> tuple[Progress, dict[str, torch.Tensor]]:

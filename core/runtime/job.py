@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from core.errors import HarliError
+from core.errors import HarliError, full_disk
 from core.finetune import checkpoint, evaluation
 from core.finetune.captured_job import CapturedJob
 from core.finetune.trainer import Metric, Trainer
@@ -30,7 +31,8 @@ _LOOK_AHEAD = 64
 # Preparing, packing ahead and writing checkpoints run Python beside decode for as long as there is a job; a short
 # switch interval keeps decode's wait for the interpreter lock short.
 _SWITCH_INTERVAL_S = 0.0005
-
+# Between two tries to write what the disk had no room for.
+_TRY_AGAIN_S = 5.0
 
 _ALIKE: Mapping[TaskletKind, float] = {}
 
@@ -39,7 +41,8 @@ class JobRun:
     """One job from `StartJob` to its last `JobUpdate`.
 
     All methods belong to the scheduler's thread and return quickly; `prepare` builds the `Trainer` in a thread of the
-    run's own. A failure of any kind ends the job with a `failed` update and is never raised into the engine.
+    run's own. A failure of any kind ends the job with a `failed` update and is never raised into the engine. What a
+    full disk has no room for is none: it is written once there is room, and the job goes on as far as it can meanwhile.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class JobRun:
         self._trainer: Trainer | CapturedJob | None = None
         self._checkpointed_step = 0
         self._writing: list[tuple[Future[Path], Callable[[Path], None]]] = []
+        self._no_room: str | None = None  # what could not be written, until it has been told
+        self._leaving = threading.Event()  # nothing waits for room any more
         self._wish: Literal["pause", "save", "cancel"] | None = None
         self._closing = False
 
@@ -160,7 +165,7 @@ class JobRun:
             def report(path: Path) -> None:
                 self._report("evaluated", step=metric.step, path=str(path))
 
-            self._writing.append((self._pool.submit(write), report))
+            self._write(f"the adapter evaluated after step {metric.step}", write, report)
 
     @property
     def relative(self) -> Mapping[TaskletKind, float]:
@@ -193,12 +198,15 @@ class JobRun:
             return
         if self._preparing is not None and self._preparing.done():
             self._take_up(self._preparing)
+        if self._no_room is not None:
+            self._report("log", message=self._no_room)
+            self._no_room = None
         while self._writing and self._writing[0][0].done():
             future, report = self._writing.pop(0)
             try:
                 report(future.result())
             except Exception as error:
-                self._fail(error)
+                self._not_written(error)
                 return
         self._metrics()
         if self._trainer is not None and not self._closing:
@@ -211,9 +219,11 @@ class JobRun:
                 self._save("succeeded")
 
     def interrupt(self) -> None:
-        """The engine stops: checkpoint now, report `interrupted`, wait until it is written."""
+        """The engine stops: checkpoint now, report `interrupted`, wait until it is written. Where the disk has no room,
+        the checkpoint before has to do."""
         if self.ended:
             return
+        self._leaving.set()
         if self._closing:  # already on its way out: let it finish
             self._drain()
         elif self._trainer is not None:
@@ -257,7 +267,7 @@ class JobRun:
             if kind != "checkpoint":
                 self._end()
 
-        self._writing.append((self._pool.submit(snapshot.write, Path(self.spec.output_dir)), report))
+        self._write(f"the checkpoint of step {step}", lambda: snapshot.write(Path(self.spec.output_dir)), report)
 
     def _save(self, kind: Literal["succeeded"]) -> None:
         assert self._trainer is not None
@@ -286,7 +296,35 @@ class JobRun:
             self._report(kind, step=progress.step, path=str(path), tokens=progress.tokens, message=message)
             self._end()
 
-        self._writing.append((self._pool.submit(write), report))
+        self._write("the adapter", write, report)
+
+    def _write(self, what: str, write: Callable[[], Path], report: Callable[[Path], None]) -> None:
+        """Have the run's thread write, and `poll` report where that is."""
+        self._writing.append((self._pool.submit(self._written, what, write), report))
+
+    def _written(self, what: str, write: Callable[[], Path]) -> Path:
+        told = False
+        while True:
+            try:
+                return write()
+            except Exception as error:
+                if full_disk(error) is None or self._leaving.is_set():
+                    raise
+                if not told:
+                    logger.warning("job %s: no room on the disk for %s: %s", self.spec.job_id, what, error)
+                    self._no_room = (
+                        f"the disk of the data directory is full: {what} is not written yet, and tried again every "
+                        f"{_TRY_AGAIN_S:g} s; free some of it"
+                    )
+                    told = True
+            self._leaving.wait(_TRY_AGAIN_S)
+
+    def _not_written(self, error: Exception) -> None:
+        if self._leaving.is_set() and full_disk(error) is not None:
+            self._report("interrupted")
+            self._end()
+        else:
+            self._fail(error)
 
     def _drain(self) -> None:
         while not self.ended and self._writing:
@@ -307,6 +345,7 @@ class JobRun:
 
     def _end(self) -> None:
         self.ended = True
+        self._leaving.set()
         sys.setswitchinterval(self._interval)
         if self._trainer is not None:
             self._trainer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -13,10 +14,15 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from psycopg.errors import AdminShutdown, DiskFull
 from pydantic import ValidationError
+from safetensors import SafetensorError
+from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
 
 from core.api import schemas
 from core.api.errors import explain, install
+from core.errors import full_disk
 
 JOB = {"dataset": "rivers", "adapter_name": "sailor"}
 
@@ -144,6 +150,36 @@ def test_a_full_disk_is_told_with_its_remedy_and_other_faults_stay_faults() -> N
     assert (full.status_code, full.json()["error"]["code"]) == (503, "disk_full")
     assert "free some of it" in full.json()["error"]["message"]
     assert ask(app, "/fd").json()["error"]["code"] == "internal", "a folder cannot be written"
+
+
+def test_a_store_without_room_is_told_as_a_full_disk(tmp_path: Path) -> None:
+    app, engine = FastAPI(), create_engine(f"sqlite:///{tmp_path}/store.db")
+    install(app)
+
+    @app.get("/fill")
+    def fill() -> None:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("PRAGMA max_page_count = 4")
+            connection.exec_driver_sql("CREATE TABLE filled (text TEXT)")
+            connection.exec_driver_sql("INSERT INTO filled VALUES (?)", ("x" * 100_000,))
+
+    full = ask(app, "/fill")
+    assert (full.status_code, full.json()["error"]["code"]) == (503, "disk_full")
+    assert "free some of it" in full.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
+        (SafetensorError("Error while serializing: I/O error: Permission denied (os error 13)"), False),
+        (OperationalError("INSERT", {}, DiskFull("could not extend file")), True),
+        (OperationalError("INSERT", {}, AdminShutdown("terminating connection")), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_libraries_say_in_their_own_way_that_a_disk_is_full(error: Exception, full: bool) -> None:
+    assert (full_disk(error) is not None) is full
 
 
 def test_what_is_there_is_said_where_a_method_is_not(http: httpx.Client) -> None:

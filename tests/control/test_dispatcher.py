@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -269,6 +271,26 @@ def test_a_success_without_a_usable_adapter_is_a_failure_that_says_why(
     assert failed.error is not None
     assert failed.error.code == "adapter_unusable"
     assert "nowhere" in failed.error.message
+
+
+def test_an_adapter_that_the_disk_has_no_room_for_is_stored_once_it_has(
+    control: Control, engine: EnginePeer, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, order = running
+    unpacked, full = adapters.unpacked, threading.Event()
+
+    def tried(*where: Any, **limits: Any) -> Any:
+        if not full.is_set():
+            full.set()
+            Path("/dev/full").write_bytes(b"x")  # the kernel's own full device
+        return unpacked(*where, **limits)
+
+    monkeypatch.setattr(adapters, "unpacked", tried)
+    folder = files.adapter(Path(order.spec.output_dir) / "adapter")
+    engine.update(job.id, order.token, "saving", step=30)
+    engine.update(job.id, order.token, "succeeded", step=30, path=str(folder), tokens=7000)
+    assert reaches(control, job.id, "succeeded").adapter_version == 1
+    assert full.is_set()
 
 
 def test_a_failure_keeps_its_code_message_and_place(control: Control, engine: EnginePeer, running: Running) -> None:
