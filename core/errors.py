@@ -94,8 +94,9 @@ def full_disk(error: BaseException) -> Unavailable | None:
             "disk_full", "the disk that the store is on is full, and nothing was changed; free some of it and try again"
         )
     number = error.errno if isinstance(error, OSError) else None
-    # safetensors, written in Rust, tells the system's number in its words alone.
-    if number not in _FULL and not any(f"(os error {full})" in str(error) for full in _FULL):
+    # safetensors, and a copied folder's errors, tell the system's number in words alone.
+    said = str(error)
+    if number not in _FULL and not any(f"(os error {full})" in said or f"[Errno {full}]" in said for full in _FULL):
         return None
     return Unavailable(
         "disk_full",

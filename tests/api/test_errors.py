@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -173,6 +174,7 @@ def test_a_store_without_room_is_told_as_a_full_disk(tmp_path: Path) -> None:
     [
         (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
         (SafetensorError("Error while serializing: I/O error: Permission denied (os error 13)"), False),
+        (shutil.Error([("a", "b", "[Errno 28] No space left on device")]), True),
         (OperationalError("INSERT", {}, DiskFull("could not extend file")), True),
         (OperationalError("INSERT", {}, AdminShutdown("terminating connection")), False),
     ],
