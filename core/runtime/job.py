@@ -31,6 +31,8 @@ _LOOK_AHEAD = 64
 # Preparing, packing ahead and writing checkpoints run Python beside decode for as long as there is a job; a short
 # switch interval keeps decode's wait for the interpreter lock short.
 _SWITCH_INTERVAL_S = 0.0005
+# Copies of a job's state that wait for the disk; with more the job does.
+_MOST_WAITING = 2
 # Between two tries to write what the disk had no room for.
 _TRY_AGAIN_S = 5.0
 
@@ -73,8 +75,8 @@ class JobRun:
     # ---- what the policy sees ----------------------------------------------------------------------------------------
 
     def view(self) -> JobView | None:
-        """The job for a policy; None while it has nothing to run (preparing, saving, ended)."""
-        if self._trainer is None or self._closing:
+        """The job for a policy; None while it has nothing to run (preparing, saving, ended) or waits for the disk."""
+        if self._trainer is None or self._closing or len(self._writing) > _MOST_WAITING:
             return None
         try:
             tasklets = self._trainer.upcoming(_LOOK_AHEAD)

@@ -75,7 +75,7 @@ class SlowLine:
             self._page.wait_for_timeout(50)
             return condition()
 
-        until(look, 15, what, pause_s=0)
+        until(look, 60, what, pause_s=0)
 
     def let_go(self) -> None:
         held, self._held = self._held or [], None
@@ -90,7 +90,7 @@ def press_upload(page: Page, name: str, after_ms: int) -> None:
     button = page.get_by_role("button", name="Upload and check")
     expect(button).to_be_enabled()
     button.evaluate(_NAME_CHANGES, after_ms)
-    expect(page.get_by_role("button", name=re.compile("All (adapters|data sets)$"))).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("button", name=re.compile("All (adapters|data sets)$"))).to_be_visible()
 
 
 @SOON
@@ -122,7 +122,7 @@ def test_a_job_is_submitted_once(
     button = page.get_by_role("button", name="Submit job")
     expect(page.get_by_text("About ", exact=False).first).to_be_visible()
     button.evaluate(_SWITCHES, after_ms)
-    expect(page.get_by_role("button", name="All jobs")).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("button", name="All jobs")).to_be_visible()
     assert [job.adapter_name for job in quiet.client.jobs().items].count(name) == 1
 
 
@@ -140,7 +140,7 @@ def test_a_job_is_opened_though_the_browser_asked_for_its_form_again_before_it_k
     page.get_by_text("Deploy when done", exact=True).first.click()
     page.wait_for_timeout(500)
     line.let_go()
-    expect(page.get_by_role("button", name="All jobs")).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("button", name="All jobs")).to_be_visible()
     assert "job=job-" in page.url
     assert [job.adapter_name for job in quiet.client.jobs().items].count("slow-job") == 1
 
@@ -159,7 +159,7 @@ def test_a_data_set_is_opened_though_the_browser_asked_for_its_form_again_before
     entry(page, "Name").fill("slow-line-x")
     page.wait_for_timeout(1000)
     line.let_go()
-    expect(page.get_by_role("button", name="All data sets")).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("button", name="All data sets")).to_be_visible()
     assert "slow-line-x@1" not in datasets.names(backstage)
 
 
@@ -175,7 +175,7 @@ def test_a_data_set_is_opened_though_the_browser_asked_how_far_it_is_when_it_was
     line.until(lambda: "long-way@1" in datasets.names(backstage), "the data set")
     page.wait_for_timeout(2000)  # the browser goes on to ask
     line.let_go()
-    expect(page.get_by_role("button", name="All data sets")).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("button", name="All data sets")).to_be_visible()
 
 
 def test_a_run_takes_in_the_press_that_it_came_for_though_another_request_waits() -> None:

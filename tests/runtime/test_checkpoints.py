@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,31 @@ def test_what_a_full_disk_has_no_room_for_is_written_once_it_has(
     done = bench.update("succeeded")
     assert (Path(done.path or "") / "adapter_model.safetensors").exists()
     assert len([m for m in bench.received if isinstance(m, JobUpdate) and m.kind == "log"]) == 1
+
+
+def test_a_job_waits_when_too_much_of_it_waits_for_the_disk(
+    bench: Bench,  # noqa: F811
+    full: threading.Event,
+) -> None:
+    bench.start(max_steps=40, evaluate_every=1, evaluation_fraction=0.25, sample=True)
+
+    def evaluated() -> int:
+        return sum(isinstance(m, JobUpdate) and m.eval_loss is not None for m in bench.received)
+
+    def go_on(seconds: float) -> int:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            bench.idle()
+            bench.drain()
+            time.sleep(0.001)
+        return evaluated()
+
+    bench.update("log")
+    before = go_on(1.0)
+    assert go_on(1.0) == before < 40
+    full.clear()
+    bench.update("succeeded")
+    assert evaluated() == 40
 
 
 def test_a_full_disk_holds_up_neither_the_engines_end_nor_a_cancelled_job(
