@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator
@@ -37,6 +38,8 @@ _SLACK = 1 << 16
 # What is kept of the form's other parts: so many, so long.
 _FIELDS = 32
 _FIELD_BYTES = 1024
+# For how long the rest of a body is still taken after its answer.
+LINGER_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,10 @@ class _Form:
 
 class CloseUnread:
     """Middleware: an answer that is given before the request's body has been read closes the connection, so that the
-    rest is not sent for nothing (uvicorn would go on reading it, however much it is)."""
+    rest is not sent for nothing (uvicorn would go on reading it, however much it is).
+
+    It is closed once the sender has ended, or after `LINGER_S`: to one who is still sending then, the system says that
+    the connection was reset, and what has been answered is lost with it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -209,7 +215,17 @@ class CloseUnread:
         async def sending(message: Message) -> None:
             if unread and message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
+            if unread and message["type"] == "http.response.body" and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                if b"expect" not in headers:  # who asks first sends nothing after this answer
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(rest(), LINGER_S)
+                message = {"type": "http.response.body"}
             await send(message)
+
+        async def rest() -> None:
+            while unread:
+                await reading()
 
         await self._app(scope, reading, sending)
 

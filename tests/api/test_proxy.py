@@ -135,6 +135,32 @@ def test_who_asks_before_sending_is_refused_without_sending(settings: Settings, 
         assert connection.recv(4096).startswith(b"HTTP/1.1 409")
 
 
+def test_who_goes_on_sending_after_the_answer_still_reads_it(settings: Settings, rivers: bytes) -> None:
+    with plain(settings) as http:
+        assert post(http, part(rivers) + END).status_code == 201
+    body = part(rivers) + END
+    with socket.create_connection(("127.0.0.1", settings.api_port), 10) as connection:
+        connection.sendall(head(settings, len(body)))
+        for piece in pieces(body):
+            connection.sendall(piece)
+            time.sleep(0.01)
+        said = connection.recv(65536)
+    assert said.startswith(b"HTTP/1.1 409")
+    assert b"name_taken" in said
+
+
+def test_who_sends_without_end_is_not_waited_for(settings: Settings, rivers: bytes) -> None:
+    with plain(settings) as http:
+        assert post(http, part(rivers) + END).status_code == 201
+    begun = time.monotonic()
+    with socket.create_connection(("127.0.0.1", settings.api_port), 10) as connection, contextlib.suppress(OSError):
+        connection.sendall(head(settings, 1_000_000))
+        while True:
+            connection.sendall(b"x")
+            time.sleep(0.05)
+    assert time.monotonic() - begun < 20
+
+
 @pytest.mark.parametrize("more", [LARGE, AS_IT_COMES], ids=["whole", "as it comes"])
 def test_a_refusal_comes_through_in_the_apis_words(settings: Settings, rivers: bytes, more: str) -> None:
     with before(settings, more) as behind, plain(behind) as http:
