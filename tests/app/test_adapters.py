@@ -81,7 +81,7 @@ def test_a_zip_becomes_an_adapter(page: Page, backstage: Backstage, adapter_file
     offer(page, backstage, {"zipped-one.zip": zipped(adapter_files)})
     expect(entry(page, "Name")).to_have_value("zipped-one")
     page.get_by_role("button", name="Upload and check").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("zipped-one")
+    expect(page.get_by_role("heading", level=1, name="zipped-one", exact=True)).to_be_visible()
     expect(page.get_by_text("rank 4")).to_be_visible()
     (version,) = backstage.client.adapter("zipped-one").versions
     assert (version.rank, version.alpha, version.origin) == (RANK, 8, "imported")
@@ -95,7 +95,7 @@ def test_the_files_themselves_become_an_adapter(
     button = page.get_by_role("button", name="Upload and check")
     expect(button).to_be_enabled()
     button.click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("loose-files")
+    expect(page.get_by_role("heading", level=1, name="loose-files", exact=True)).to_be_visible()
     assert "loose-files" in names(backstage)
 
 
@@ -169,5 +169,5 @@ def test_deleting_is_confirmed(page: Page, backstage: Backstage, make_adapter: C
     page.get_by_role("button", name="Delete all").click()
     assert "doomed-one" in names(backstage)
     page.get_by_role("button", name="Delete them all").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Adapters")
+    expect(page.get_by_role("heading", level=1, name="Adapters", exact=True)).to_be_visible()
     assert "doomed-one" not in names(backstage)

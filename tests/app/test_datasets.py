@@ -37,7 +37,7 @@ def test_a_file_becomes_a_data_set_with_report_rows_and_packed_batch(page: Page,
     expect(entry(page, "Name")).to_have_value("good-rows")
     expect(page.get_by_text("read as prompt/completion")).to_be_visible()
     page.get_by_role("button", name="Upload and check").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("good-rows")
+    expect(page.get_by_role("heading", level=1, name="good-rows", exact=True)).to_be_visible()
     expect(tile(page, "Rows").locator(".value")).to_have_text("72")
     expect(tile(page, "Tokens").locator(".value")).to_have_text(re.compile(r"^\d,\d{3}$"))
     page.get_by_role("tab", name="Rows").click()
@@ -117,7 +117,7 @@ def test_columns_with_other_names_can_be_mapped(page: Page, backstage: Backstage
         page.get_by_role("option", name=re.compile(f"^{column} ")).click()
     expect(page.get_by_text("Wer 0?")).to_be_visible()
     page.get_by_role("button", name="Upload and check").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("mapped-rows")
+    expect(page.get_by_role("heading", level=1, name="mapped-rows", exact=True)).to_be_visible()
     expect(page.get_by_text("frage")).to_be_visible()
 
 
@@ -134,7 +134,7 @@ def test_what_the_report_will_remark_is_told_before_the_upload(page: Page, backs
 def test_two_quick_presses_upload_once(page: Page, backstage: Backstage) -> None:
     offer(page, backstage, "once-rows.jsonl", rows(30))
     page.get_by_role("button", name="Upload and check").dblclick()
-    expect(page.get_by_role("heading", level=1)).to_have_text("once-rows")
+    expect(page.get_by_role("heading", level=1, name="once-rows", exact=True)).to_be_visible()
     page.wait_for_timeout(1500)
     expect(page.get_by_test_id("stAlert").filter(has_text="failed")).to_have_count(0)
     assert [name for name in names(backstage) if name.startswith("once-rows@")] == ["once-rows@1"]
@@ -186,7 +186,7 @@ def test_deleting_is_confirmed_and_refused_while_a_job_needs_it(
     page.reload()
     page.get_by_role("button", name="Delete", exact=True).click()
     page.get_by_role("button", name="Delete it").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Data sets")
+    expect(page.get_by_role("heading", level=1, name="Data sets", exact=True)).to_be_visible()
     assert "doomed-rows@1" not in names(quiet)
 
 

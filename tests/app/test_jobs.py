@@ -47,7 +47,7 @@ def test_the_form_submits_a_job_and_opens_it(page: Page, quiet: Backstage, make_
     expect(page.get_by_text(re.compile(r"About \d+ steps"))).to_be_visible()
     page.get_by_role("radio", name="quick").click()
     page.get_by_role("button", name="Submit job").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("form-adapter on form-rows")
+    expect(page.get_by_role("heading", level=1, name="form-adapter on form-rows", exact=True)).to_be_visible()
     (job,) = of_adapter(quiet, "form-adapter")
     assert query(page)["job"] == [job.id]
     assert not [name for name in query(page) if name.startswith("new_")]
@@ -64,7 +64,7 @@ def test_two_quick_presses_make_one_job(page: Page, quiet: Backstage, make_datas
     entry(page, "Adapter name").fill("twice-adapter")
     expect(page.get_by_text("About")).to_be_visible()
     page.get_by_role("button", name="Submit job").dblclick()
-    expect(page.get_by_role("heading", level=1)).to_have_text("twice-adapter on twice-rows")
+    expect(page.get_by_role("heading", level=1, name="twice-adapter on twice-rows", exact=True)).to_be_visible()
     time.sleep(2)
     assert len(of_adapter(quiet, "twice-adapter")) == 1
     expect(page.get_by_test_id("stAlert")).to_have_count(0)

@@ -64,7 +64,7 @@ def upload(page: Page, stack: Stack) -> None:
     button = page.get_by_role("button", name="Upload and check")
     expect(button).to_be_enabled()
     button.click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(NAME, timeout=_LONG_MS)
+    expect(page.get_by_role("heading", level=1, name=NAME, exact=True)).to_be_visible(timeout=_LONG_MS)
     expect(tile(page, "Rows").locator(".value")).to_have_text("217")
     page.get_by_role("tab", name="Packed batch").click()
     expect(page.locator("[data-packed]")).to_contain_text("Fair winds!")
@@ -82,7 +82,7 @@ def submit(page: Page, client: Client) -> Job:
     expect(page.get_by_text("About 400 steps")).to_be_visible()
     shoot(page, "new-job")
     page.get_by_role("button", name="Submit job").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(f"{NAME} on {NAME}", timeout=_LONG_MS)
+    expect(page.get_by_role("heading", level=1, name=f"{NAME} on {NAME}", exact=True)).to_be_visible(timeout=_LONG_MS)
     (job,) = [job for job in client.jobs().items if job.adapter_name == NAME]
     return job
 
@@ -165,7 +165,7 @@ def read_the_frontier(page: Page, client: Client) -> None:
 
 def stop_and_keep(page: Page, client: Client, job: Job) -> None:
     page.get_by_test_id("stMain").get_by_role("link", name=job.name).click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(job.name)
+    expect(page.get_by_role("heading", level=1, name=job.name, exact=True)).to_be_visible()
     shoot(page, "job")
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_role("button", name="Stop and keep the adapter").click()

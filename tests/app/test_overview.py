@@ -117,7 +117,7 @@ def test_pages_can_be_switched_at_any_moment_of_a_refresh(
         expect(link).to_be_visible()
         page.wait_for_timeout(moment_ms)
         link.click()
-        expect(page.get_by_role("heading", level=1)).to_have_text(job.name)
+        expect(page.get_by_role("heading", level=1, name=job.name, exact=True)).to_be_visible()
         expect(tile(page, "Loss")).to_be_visible()
         page.wait_for_timeout(moment_ms)
         follow(page, "Overview")

@@ -63,7 +63,7 @@ def test_a_download_is_read_as_whoever_is_signed_in(backstage: Backstage, page: 
     expect(page.locator("[data-testid=stSidebar]").get_by_text("dora · delta")).to_be_visible()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="own-rows").or_(page.get_by_text("own-rows", exact=True)).first.click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("own-rows")
+    expect(page.get_by_role("heading", level=1, name="own-rows", exact=True)).to_be_visible()
     with page.expect_download(timeout=20_000) as started:
         page.get_by_role("button", name="Download Parquet").click()
     started.value.save_as(tmp_path / "own.parquet")
