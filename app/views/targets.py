@@ -176,10 +176,15 @@ def show_present() -> None:
         now: Live = live()
     read: Targets = st.session_state[_READ]
     st.markdown(f"{standing(now.targets, now.engine)} {plain(explain(now.targets, now.engine))}")
+    # Each has its place whether the other is there or not: what comes for the inside of a block while the browser has
+    # another element in the block's place ends the page.
+    figures, notice = st.container(), st.container()
     if now.window is not None:
-        tiles(present(now.window, now.targets.in_force), key="present", columns=5)
+        with figures:
+            tiles(present(now.window, now.targets.in_force), key="present", columns=5)
     if now.targets.version > read.version:
-        show_conflict(now.targets, read)
+        with notice:
+            show_conflict(now.targets, read)
 
 
 def show_form() -> None:
