@@ -38,8 +38,9 @@ _SLACK = 1 << 16
 # What is kept of the form's other parts: so many, so long.
 _FIELDS = 32
 _FIELD_BYTES = 1024
-# For how long the rest of a body is still taken after its answer.
-LINGER_S = 2.0
+# How much of the rest of a body is still taken after its answer, and for how long its sender may read that.
+_LINGER_BYTES = 8 << 20
+_LINGER_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class CloseUnread:
     """Middleware: an answer that is given before the request's body has been read closes the connection, so that the
     rest is not sent for nothing (uvicorn would go on reading it, however much it is).
 
-    It is closed once the sender has ended, or after `LINGER_S`: to one who is still sending then, the system says that
+    It is closed once the sender has ended, or after `_LINGER_S`: to one who is still sending then, the system says that
     the connection was reset, and what has been answered is lost with it."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -219,13 +220,16 @@ class CloseUnread:
                 await send({**message, "more_body": True})
                 if b"expect" not in headers:  # who asks first sends nothing after this answer
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(rest(), LINGER_S)
+                        await asyncio.wait_for(rest(), _LINGER_S)
                 message = {"type": "http.response.body"}
             await send(message)
 
         async def rest() -> None:
-            while unread:
-                await reading()
+            taken = 0
+            while unread and taken < _LINGER_BYTES:
+                taken += len((await reading()).get("body", b""))
+            if unread:
+                await asyncio.sleep(_LINGER_S)
 
         await self._app(scope, reading, sending)
 
