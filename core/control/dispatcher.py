@@ -478,7 +478,9 @@ class Dispatcher:
         """Finish jobs that are to be saved from a checkpoint, with no engine holding them."""
         with self._control.store.read() as session:
             found = [job for job in rows.in_states(session, ("saving",)) if job.engine_id is None]
-        for job in [job for job in found if job.id not in self._unstored]:
+        for job in found:
+            if job.id in self._unstored:
+                continue
             folder = self._control.job_folder(job.id)
             checkpoint = orders.newest_checkpoint(folder, job.checkpoint)
             if checkpoint is None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, WebSocketRoute, expect
+from playwright.sync_api import Locator, Page, WebSocketRoute, expect
 from streamlit.proto.WidgetStates_pb2 import WidgetState, WidgetStates
 from streamlit.runtime.scriptrunner import RerunData, RerunException
 from streamlit.runtime.state import SafeSessionState, SessionState
@@ -83,6 +83,14 @@ class SlowLine:
             self._browser.send(said)
 
 
+def ready_to_upload(page: Page, backstage: Backstage, filename: str, count: int) -> Locator:
+    """Offer a data set of so many rows; the button that sends it, once it can be pressed."""
+    datasets.offer(page, backstage, filename, rows(count))
+    button = page.get_by_role("button", name="Upload and check")
+    expect(button).to_be_enabled()
+    return button
+
+
 def press_upload(page: Page, name: str, after_ms: int) -> None:
     """Press, and have the page run anew `after_ms` later; it then opens what was stored."""
     entry(page, "Name").fill(name)
@@ -149,11 +157,10 @@ def test_a_data_set_is_opened_though_the_browser_asked_for_its_form_again_before
     page: Page, backstage: Backstage
 ) -> None:
     line = SlowLine(page)
-    datasets.offer(page, backstage, "slow-line.jsonl", rows(21))
-    expect(page.get_by_role("button", name="Upload and check")).to_be_enabled()
+    button = ready_to_upload(page, backstage, "slow-line.jsonl", 21)
     page.wait_for_timeout(1500)
     line.hold()
-    page.get_by_role("button", name="Upload and check").click()
+    button.click()
     line.until(lambda: "slow-line@1" in datasets.names(backstage), "the data set")
     page.wait_for_timeout(1000)  # runs of the page that the data set brings about
     entry(page, "Name").fill("slow-line-x")
@@ -167,9 +174,7 @@ def test_a_data_set_is_opened_though_the_browser_asked_how_far_it_is_when_it_was
     page: Page, backstage: Backstage
 ) -> None:
     line = SlowLine(page)
-    datasets.offer(page, backstage, "long-way.jsonl", rows(30_000))
-    expect(page.get_by_role("button", name="Upload and check")).to_be_enabled()
-    page.get_by_role("button", name="Upload and check").click()
+    ready_to_upload(page, backstage, "long-way.jsonl", 30_000).click()
     expect(page.get_by_role("button", name="Cancel")).to_be_visible()
     line.hold()
     line.until(lambda: "long-way@1" in datasets.names(backstage), "the data set")
