@@ -2,9 +2,9 @@
 
 For each layout the plan weighs three ways to fill the time that the target leaves: keep the finetune part busy step
 after step; or put on it what ends with the decode step and go on with the whole device until the slack is used up; or
-one tasklet more than that, the whole device waiting for it. What each trains per ms decides: a tasklet that has to end
-in time counts with its bound, and is worth its mean. The layout ``whole`` has only the slack behind the step, so time
-slices and partitions are both among the choices and neither is ever better.
+one tasklet more than that, the whole device waiting for it. What each trains per ms decides: a step or tasklet that has
+to end in time counts with its bound, and what comes of it is told by the mean. The layout ``whole`` has only the slack
+behind the step, so time slices and partitions are both among the choices and neither is ever better.
 
 All layouts are compared every `hold` steps, or when the present one no longer holds the target; in between the best
 `few` are, every `look` steps. Where a part still works, leaving it means to wait for it, so another layout has to train
@@ -208,12 +208,13 @@ def _way(
     slack = limit if later or gap <= share else limit - gap + share  # of the next gap
     if frugal < slack:
         slack = max(frugal, decode)
+    usual = predictor.decode_ms(layout, state.padded, state.kv_tokens, state.max_kv, None if whole else kind)
     if whole:
         fitting = (slack - decode) // unit if slack < inf else 1.0
         if fitting <= 0:
             return None
         trained = fitting * mean
-        return trained / (decode + trained), layout, decode, decode, fitting * unit, later, slack, 0.0, 1.0
+        return trained / (usual + trained), layout, decode, decode, fitting * unit, later, slack, 0.0, 1.0
     tasklet = predictor.tasklet_ms(layout, kind, state.padded, state.kv_tokens)
     if tasklet == inf:
         return None
@@ -228,13 +229,14 @@ def _way(
     count = (decode - left) // tasklet
     if count > 0:  # what ends with the decode step
         fitting = (slack - decode) // unit if slack < inf else 1.0
-        trained = (count + fitting) * mean / (decode + fitting * mean)
+        trained = (count + fitting) * mean / (max(usual, left + count * own) + fitting * mean)
         if fitting > 0 and trained > rate * _WORTH_A_LONGER_GAP:
             rate, after_ms = trained, fitting * unit
     end = decode + pace * (left + (count + 1) * tasklet - decode)  # one more, which the whole device waits for
     if decode < end < slack - unit:
         fitting = (slack - end) // unit if slack < inf else 1.0
-        trained = (count + 1 + fitting) * mean / (end + fitting * mean)
+        ends = usual + pace * max(0.0, left + (count + 1) * own - usual)
+        trained = (count + 1 + fitting) * mean / (ends + fitting * mean)
         if trained > rate * _WORTH_A_LONGER_GAP:
             rate, end_ms, after_ms = trained, end, fitting * unit
     return rate, layout, decode, end_ms, after_ms, later, slack, left, pace

@@ -26,7 +26,7 @@ class Clockwork:
     def decode_ms(
         self, layout: Layout, padded: int, kv_tokens: int, max_kv: int = 0, beside: TaskletKind | None = None
     ) -> float:
-        return self.steps[WHOLE]
+        return self.steps.get(layout, inf)
 
     def decode_upper_ms(
         self, layout: Layout, padded: int, kv_tokens: int, beside: TaskletKind | None, max_kv: int = 0

@@ -61,6 +61,18 @@ def test_what_a_part_trains_is_told_by_the_mean_of_its_tasklets() -> None:
     assert POLICY.plan(here, Scattered(), POLICY.MEMORY)[0].layout == HALF
 
 
+def test_what_a_slice_trains_is_told_by_what_its_step_takes_on_average() -> None:
+    class Mostly(Clockwork):
+        """Steps on the whole device outlast 3 ms in one of hundred cases."""
+
+        def decode_ms(self, layout: Any, *size: Any, **named: Any) -> float:
+            return 3.0 if layout == WHOLE else super().decode_ms(layout, *size, **named)
+
+    here = state(slack_ms=(11.0,), layouts=(WHOLE, HALF))  # two forwards of 2 ms behind a step of 6, or half beside
+    assert POLICY.plan(here, Clockwork(), POLICY.MEMORY)[0].layout == HALF
+    assert POLICY.plan(here, Mostly(), POLICY.MEMORY)[0].layout == WHOLE
+
+
 def test_a_part_that_is_kept_busy_is_so_when_its_tasklets_take_what_they_mostly_do() -> None:
     job = JobView("job", ("forward",) * 20, tokens_per_tasklet=10.0)
     here = state(slack_ms=(11.0,), layouts=(WHOLE, HALF), jobs=(job,))
