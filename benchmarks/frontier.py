@@ -91,6 +91,11 @@ class Point:
             return "static + slices" if self.after else self.layout.kind.replace("split", "static")
         return "slices" if self.after else "solo"
 
+    @property
+    def trains(self) -> bool:
+        """Whether there is a job."""
+        return self.busy or self.after > 0 or self.mode in ("random", "policy")
+
 
 def sweep(batch: int, splits: list[int], sms: int, steps: int) -> list[Point]:
     """The fixed points of one batch size; plain and no job in turn, so that drift hits both."""
@@ -357,17 +362,24 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
     _own_lora()
 
     scheduler = module.Scheduler
-    run_loop, run_batch, result = (
+    run_loop, run_batch, result, on_idle = (
         scheduler.run_event_loop,
         scheduler.run_batch,
         scheduler.process_batch_result,
+        scheduler.on_idle,
     )
 
     def with_bench(self: Any) -> None:
         self.bench = Bench(self, Path(os.environ[FOLDER]))
         run_loop(self)
 
+    def idle(self: Any) -> None:
+        on_idle(self)
+        if self.is_fully_idle():
+            self.bench.idle()
+
     scheduler.run_event_loop = with_bench
+    scheduler.on_idle = idle
     scheduler.run_batch = lambda self, batch, *a, **k: self.bench.run(batch, lambda: run_batch(self, batch, *a, **k))
     scheduler.process_batch_result = lambda self, batch, *a, **k: self.bench.ended(
         batch, lambda: result(self, batch, *a, **k)

@@ -9,6 +9,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -30,6 +31,7 @@ from core.runtime.predicted import Predicted
 from core.serving.layouts import DecodeLayouts
 
 _AHEAD = 64
+_IDLE, _IDLE_MS = 8, 8.0  # while nothing decodes: tasklets that are queued at once, when less than that is queued
 _FIGURE = re.compile(r"\d+(\.\d+)?")
 _MS_CYCLES = 1_900_000  # of an H200's clock, about a millisecond
 
@@ -239,6 +241,15 @@ class Bench:
                 self._kind_ms[one.layout, one.kind] = mean + 0.1 * (one.ms - mean)
         return answer
 
+    def idle(self) -> None:
+        """Nothing decodes: a job goes on, as it does in an engine. A GPU that stood still until the next point would
+        drop its clock for some steps about a second after that began, and those would be the point's p99."""
+        if self.number is None or not self.points[self.number].trains:
+            return
+        self.executor.collect()
+        if self.executor.queued_ms() < _IDLE_MS:
+            self.executor.idle(_IDLE, self.feed)
+
     def _planned(self, point: Point, size: Size) -> StepPlan:
         executor = self.executor
         if point.mode == "random":
@@ -298,8 +309,21 @@ class Bench:
                 given = self._folder / "profile.json"
                 made = Profile.model_validate_json(given.read_bytes()) if given.is_file() else self._make_profile()
                 self._predictor = TwoStagePredictor(made)
+                self._teach(self._predictor)
             self._policy = bind(point.policy)
             self._memory = self._policy.MEMORY
+
+    def _teach(self, predictor: TwoStagePredictor) -> None:
+        """Show the predictor the steps and tasklets of the fixed points, one of each point in turn, as an engine that
+        has served for a while has seen all its layouts."""
+        fixed = [record for number, record in self.records.items() if self.points[number].mode == "fixed"]
+        for steps in zip_longest(*(record["steps"] for record in fixed)):
+            for step in filter(None, steps):
+                if step.padded and not step.early:
+                    predictor.observe_step(step.layout, step.padded, step.kv_tokens, step.ms, step.beside, step.max_kv)
+        for tasklets in zip_longest(*(record["ran"] for record in fixed)):
+            for one in filter(None, tasklets):
+                predictor.observe_tasklet(one.layout, one.kind, one.ms, one.padded, one.kv_tokens)
 
     def _make_profile(self) -> Profile:
         """The fixed points as the profile that the predictor is fitted to."""
