@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from app.ui.address import drawn_for_this_address
 from app.ui.identity import require_sign_in, show_identity
 from app.ui.keep import keep_fields
 from app.ui.page import forget_faults
@@ -39,6 +40,7 @@ with fragments_as_drawn():
         st.session_state["_page"] = page.title
         forget_faults()
     keep_fields()
+    drawn_for_this_address()
     with st.sidebar:
         status()
         show_identity()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from app.ui.address import keep_to_address
 from app.ui.data import live, settings
 from app.ui.text import plain
 from core.errors import HarliError, Unauthorized
@@ -18,6 +19,7 @@ _ENGINE = {
 @st.fragment(run_every="2s")
 def status() -> None:
     """A few lines under the navigation; says so when the API cannot be reached."""
+    keep_to_address()
     try:
         now = live()
     except Unauthorized:
