@@ -8,6 +8,7 @@ from __future__ import annotations
 import streamlit as st
 
 from app.ui.data import client, forget, is_local, sign_in_as, signed_in_with
+from app.ui.stale import end_page
 from app.ui.text import plain
 from core.api.tenant_schemas import Me
 from core.errors import HarliError, Unauthorized
@@ -45,7 +46,7 @@ def require_sign_in() -> None:
         st.text_input("API token", type="password", key=_FIELD, autocomplete="current-password")
         st.form_submit_button("Sign in", type="primary", on_click=_sign_in)
     _show_fault()
-    st.stop()
+    end_page()
 
 
 def show_identity() -> None:

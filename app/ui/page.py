@@ -10,6 +10,7 @@ import streamlit as st
 
 from app.ui.data import forget, settings, signed_in_with
 from app.ui.report import show_findings
+from app.ui.stale import end_page
 from app.ui.text import plain
 from core.errors import HarliError, Invalid, NotFound, Unavailable
 
@@ -85,7 +86,7 @@ def reading(what: str) -> Iterator[None]:
             st.button("Back to the list", icon=":material/arrow_back:", key=f"back_{what}", on_click=_to_the_list)
         if isinstance(error, Unavailable):
             st.button("Try again", icon=":material/refresh:", key=f"again_{what}")
-        st.stop()
+        end_page()
 
 
 def _to_the_list() -> None:

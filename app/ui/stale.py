@@ -8,18 +8,20 @@ never by ``st.switch_page``, so the page that the browser asked for last is the 
 
 A refresh of what the same page showed before is queued too, behind the run that shows it no longer. Streamlit has
 forgotten that fragment by then, but not where the run was ended by ``st.stop``: it draws the fragment into a block that
-the browser has dropped, which the browser takes for a fault, and shows nothing any more.
+the browser has dropped, which the browser takes for a fault, and shows nothing any more. So pages end by `end_page`.
+Streamlit ends a run that another has replaced in the same way, perhaps late, and that must forget nothing: by then the
+fragments are the other's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import NoReturn
 from weakref import WeakKeyDictionary
 
+import streamlit as st
 from streamlit.proto.ClientState_pb2 import ClientState
 from streamlit.runtime.app_session import AppSession
-from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 _request_rerun = AppSession.request_rerun
 # Script hash of the page that each browser session asked for last; empty where it came by the page's address.
@@ -42,12 +44,10 @@ def drop_requests_of_pages_left() -> None:
     AppSession.request_rerun = _unless_left  # type: ignore[method-assign]
 
 
-@contextmanager
-def fragments_as_drawn() -> Iterator[None]:
-    """Around a run of a whole page: one that ends early leaves the fragments that it has drawn and no others."""
-    try:
-        yield
-    except StopException:
-        if (context := get_script_run_ctx()) is not None:
-            context.fragment_storage.clear(context.shared.new_fragment_ids.snapshot())
-        raise
+def end_page() -> NoReturn:
+    """``st.stop``; of a run of the whole page nothing stays but the fragments that it has drawn."""
+    context = get_script_run_ctx()
+    if context is not None and not context.fragment_ids_this_run:
+        context.yield_check()  # ends a run that another has replaced
+        context.fragment_storage.clear(context.shared.new_fragment_ids.snapshot())
+    st.stop()

@@ -11,6 +11,7 @@ import streamlit as st
 from app.ui.data import settings
 from app.ui.page import reading
 from app.ui.sending import collect, lead_to, new_form
+from app.ui.stale import end_page
 from app.ui.text import plain
 from core.api.schemas import NAME, NameCheck
 
@@ -62,7 +63,7 @@ def open_what_was_sent(kind: Kind) -> None:
         return
     st.caption(f":material/hourglass_top: Opening the {_WORDS[kind]} …")
     lead_to(kind, made)
-    st.stop()
+    end_page()
 
 
 def name_field(kind: Kind, first: str, check: Callable[[str], NameCheck]) -> tuple[str, bool]:

@@ -10,6 +10,7 @@ from app.ui.data import client
 from app.ui.identity import of_platform
 from app.ui.page import attempt, confirm, elsewhere, heading, reading, show_faults, teach
 from app.ui.paging import ROWS, leaf_through
+from app.ui.stale import end_page
 from app.ui.table import Cell, Column, Row, Tone, cell, table
 from app.ui.text import number, plain
 from core import alert_text
@@ -141,7 +142,7 @@ def show_rules() -> None:
 heading("Alerts", "What is wrong now and what was: rules on latency, queue and engine, looked at every five seconds.")
 if not of_platform():
     st.info("Alerts are about the platform as a whole; those of its own tenant see them.", icon=":material/lock:")
-    st.stop()
+    end_page()
 show_alerts()
 st.markdown("**Rules**")
 show_rules()

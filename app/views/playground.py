@@ -9,6 +9,7 @@ import streamlit as st
 from app.ui.conversation import Conversation, Turn
 from app.ui.data import all_adapters, client, engine
 from app.ui.page import Fault, heading, reading, show_fault, teach
+from app.ui.stale import end_page
 from app.ui.text import ms, number, plain
 
 _BASE = "base model"
@@ -157,7 +158,7 @@ if served.state != "ready":
         "harli up\nharli doctor",
         "curl {api}/api/engine",
     )
-    st.stop()
+    end_page()
 names = [adapter.name for adapter in adapters if adapter.deployed_version is not None]
 names += [a.address for adapter in adapters for a in adapter.aliases if a.deployed_version is not None]
 chosen = choose(names)

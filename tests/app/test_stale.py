@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import Page, WebSocketRoute, expect
+from streamlit.runtime.fragment import MemoryFragmentStorage
+from streamlit.runtime.scriptrunner import StopException
 
+from app.ui import stale
 from tests.app.browser import follow, visit
 from tests.app.conftest import Backstage
 
@@ -47,3 +52,24 @@ def test_a_button_pressed_on_a_page_that_was_left_does_not_empty_the_next(page: 
     expect(page.get_by_role("heading", level=1, name="Audit")).to_be_visible()
     follow(page, "Engine")
     expect(button).to_be_visible()
+
+
+@pytest.mark.parametrize(("replaced", "kept"), [(False, {"own"}), (True, {"own", "other"})])
+def test_a_run_that_another_has_replaced_forgets_none_of_the_fragments_of_that_other(
+    monkeypatch: pytest.MonkeyPatch, replaced: bool, kept: set[str]
+) -> None:
+    def ends_what_is_replaced() -> None:
+        if replaced:
+            raise StopException
+
+    fragments = MemoryFragmentStorage()
+    own = SimpleNamespace(new_fragment_ids=SimpleNamespace(snapshot=lambda: frozenset({"own"})))
+    run = SimpleNamespace(
+        fragment_storage=fragments, shared=own, yield_check=ends_what_is_replaced, fragment_ids_this_run=None
+    )
+    monkeypatch.setattr(stale, "get_script_run_ctx", lambda: run)
+    for name in ("own", "other"):
+        fragments.register(name, lambda: None)
+    with suppress(StopException):
+        stale.end_page()
+    assert {name for name in ("own", "other") if fragments.contains(name)} == kept
