@@ -307,6 +307,8 @@ class Supervisor:
         self._save()
         try:
             while not self._interrupts:
+                if self._reaper is not None and self._reaper.poll() is not None:  # somebody killed it
+                    self._start_reaper()
                 for running in self._parts.values():
                     self._look_after(running)
                 if not self._announced and all(r.part.state == "ready" for r in self._parts.values()):
@@ -457,13 +459,17 @@ class Supervisor:
         self._reaper = subprocess.Popen(
             [sys.executable, "-m", "core.reaper", str(grace_s), str(self._state_file)],
             stdin=subprocess.PIPE,
+            bufsize=0,
             start_new_session=True,
         )
+        for running in self._parts.values():
+            if running.process is not None:
+                self._tell_reaper("+", running.process.pid)
 
     def _tell_reaper(self, sign: Literal["+", "-"], group: int) -> None:
         if self._reaper is not None and self._reaper.stdin is not None:
-            self._reaper.stdin.write(f"{sign}{group}\n".encode())
-            self._reaper.stdin.flush()
+            with suppress(BrokenPipeError):  # one that was killed: the next is told all groups
+                self._reaper.stdin.write(f"{sign}{group}\n".encode())
 
 
 def _group_lives(group: int) -> bool:

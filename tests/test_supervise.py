@@ -272,6 +272,24 @@ def test_no_orphan_survives_a_killed_supervisor(start: Start, tmp_path: Path) ->
     assert not (tmp_path / "run" / "parts.json").exists()
 
 
+def test_a_killed_reaper_ends_nothing_and_another_takes_its_place(start: Start, tmp_path: Path) -> None:
+    group = start(part(tmp_path, "api", grace_s=2.0), part(tmp_path, "console", grace_s=2.0))
+    until(group.ready)
+
+    def reapers() -> list[int]:
+        children = psutil.Process(group.process.pid).children()
+        return [child.pid for child in children if "core.reaper" in child.cmdline()]
+
+    (first,) = reapers()
+    os.kill(first, signal.SIGKILL)
+    os.kill(group.parts()["console"]["pid"], signal.SIGKILL)
+    until(lambda: group.restarts("console") == 1 and len(group.starts("console")) == 2 and group.ready())
+    assert len(reapers()) == 1 and first not in reapers()
+    group.process.kill()
+    group.process.wait()
+    until(lambda: not group.orphans())
+
+
 def test_logs_of_earlier_starts_are_kept(start: Start, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
