@@ -156,6 +156,10 @@ def _environment(device: str) -> None:
     """What SGLang and torch read from the environment; children inherit it."""
     os.environ["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"  # health checks must not cost decode a prefill each
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # When a part of it dies, SGLang first looks for what can be dumped, for 65 s in which requests hang and the engine
+    # seems ready.
+    for dump in ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH"):
+        os.environ.setdefault(dump, "0")
     if wanted := os.environ.get("SGLANG_PLUGINS"):
         os.environ["SGLANG_PLUGINS"] = f"{wanted},harli"
     if device == "cpu":
