@@ -83,11 +83,7 @@ def figures(results: dict[str, Any], served: dict[str, Any], others: dict[str, d
 
 def _made(results: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "harli")
-    text = f"{results['gpu']}; {results['machine']}; {versions}; {results['date']}; `{results['command']}`."
-    if (again := results.get("again")) is not None:
-        ran = ", ".join(f"`{name}`" for name in policies(again["rows"]))
-        text += f" {ran} ran again on that run's profile: {again['date']}; `{again['command']}`."
-    return text
+    return f"{results['gpu']}; {results['machine']}; {versions}; {results['date']}; `{results['command']}`."
 
 
 def _goals(rows: Sequence[dict[str, Any]], batch: int) -> str:
@@ -289,19 +285,9 @@ def _panel(rows: Sequence[dict[str, Any]], batch: int, x0: float) -> str:
 
 
 def recorded() -> dict[str, Any]:
-    """results/frontier.json; with the rows of policies that have run again on its profile (`--name frontier_policies`)
-    in the place of the rows that it had of them, and that run as `again`."""
+    """results/frontier.json."""
     results: dict[str, Any] = json.loads((RESULTS / "frontier.json").read_text())
-    later = RESULTS / "frontier_policies.json"
-    return with_policies(results, json.loads(later.read_text())) if later.is_file() else results
-
-
-def with_policies(results: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
-    """The results with the policies of a later run."""
-    new = [row for row in again["rows"] if row["target_ms"]]
-    ran = {row["policy"] for row in new}
-    rows = [row for row in results["rows"] if not (row["target_ms"] and row["policy"] in ran)]
-    return results | {"rows": rows + new, "same_tokens": results["same_tokens"] | again["same_tokens"], "again": again}
+    return results
 
 
 def read() -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
@@ -310,7 +296,7 @@ def read() -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
     others = {
         path.stem: json.loads(path.read_text())
         for path in sorted(RESULTS.glob("frontier_*.json"))
-        if path.stem != "frontier_policies" and not path.stem.endswith("_profile")
+        if not path.stem.endswith("_profile")
     }
     return recorded(), json.loads(served.read_text()) if served.is_file() else {}, others
 

@@ -23,7 +23,6 @@ from benchmarks.frontier_page import (
     live,
     plot,
     read,
-    with_policies,
 )
 from benchmarks.gpu_session import main as session
 from benchmarks.gpu_session import parts
@@ -81,14 +80,6 @@ def test_what_is_read_off_holds_the_target_and_is_no_policys() -> None:
     ran = live(rows, 32, 10.0, "hybrid")
     assert ran is not None and ran.tokens_s == 9000
     assert live(rows, 32, 11.0, "hybrid") is None
-
-
-def test_a_policy_that_has_run_again_is_shown_as_it_was_then() -> None:
-    first = [row("plain", 7.0, 0), row("static", 9.0, 3000), row("hybrid", 9.0, 2000, 9.0), row("harli", 9.0, 1, 9.0)]
-    then = {"rows": [row("plain", 7.1, 0), row("hybrid", 8.9, 2500, 9.0)], "same_tokens": {"hybrid": "32 of 32"}}
-    found = with_policies({"rows": first, "same_tokens": {"plain": "32 of 32"}}, then)
-    assert found["rows"] == [first[0], first[1], first[3], then["rows"][1]]
-    assert set(found["same_tokens"]) == {"plain", "hybrid"}
 
 
 def test_the_page_and_its_plot_show_what_is_recorded() -> None:
