@@ -11,8 +11,8 @@ from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 from core.api.schemas import Dataset
-from tests.app.browser import visit
 from tests.app.conftest import Backstage
+from tests.app.test_press import ready_to_submit
 
 _LEADS_S = 0.1  # between two refreshes of what leads to what a form has made
 
@@ -52,9 +52,7 @@ def test_a_job_is_opened_though_what_leads_to_it_is_lost(
 ) -> None:
     make_dataset("deaf-rows")
     line = DeafLine(page)
-    visit(page, f"{quiet.url}/jobs?view=New+job&new_dataset=deaf-rows&new_adapter=deaf-job", "Jobs")
-    expect(page.get_by_text("About ", exact=False).first).to_be_visible()
-    page.get_by_role("button", name="Submit job").click()
+    ready_to_submit(page, quiet, "deaf-rows", "deaf-job").click()
     expect(page.get_by_role("heading", level=1, name="deaf-job on deaf-rows")).to_be_visible()
     assert line.lost
     assert [job.adapter_name for job in quiet.client.jobs().items].count("deaf-job") == 1

@@ -91,6 +91,13 @@ def ready_to_upload(page: Page, backstage: Backstage, filename: str, count: int)
     return button
 
 
+def ready_to_submit(page: Page, backstage: Backstage, dataset: str, adapter: str) -> Locator:
+    """Fill the form of a job; the button that submits it, once the form says what the job would take."""
+    visit(page, f"{backstage.url}/jobs?view=New+job&new_dataset={dataset}&new_adapter={adapter}", "Jobs")
+    expect(page.get_by_text("About ", exact=False).first).to_be_visible()
+    return page.get_by_role("button", name="Submit job")
+
+
 def press_upload(page: Page, name: str, after_ms: int) -> None:
     """Press, and have the page run anew `after_ms` later; it then opens what was stored."""
     entry(page, "Name").fill(name)
@@ -126,9 +133,8 @@ def test_a_job_is_submitted_once(
 ) -> None:
     make_dataset(f"pressed-rows-{after_ms}")
     name = f"pressed-job-{after_ms}"
-    visit(page, f"{quiet.url}/jobs?view=New+job&new_dataset=pressed-rows-{after_ms}&new_adapter={name}", "Jobs")
-    button = page.get_by_role("button", name="Submit job")
-    expect(page.get_by_text("About ", exact=False).first).to_be_visible()
+    button = ready_to_submit(page, quiet, f"pressed-rows-{after_ms}", name)
+    expect(page.get_by_text("Deploy when done", exact=True).first).to_be_visible()
     button.evaluate(_SWITCHES, after_ms)
     expect(page.get_by_role("button", name="All jobs")).to_be_visible()
     assert [job.adapter_name for job in quiet.client.jobs().items].count(name) == 1
@@ -139,10 +145,9 @@ def test_a_job_is_opened_though_the_browser_asked_for_its_form_again_before_it_k
 ) -> None:
     make_dataset("slow-rows")
     line = SlowLine(page)
-    visit(page, f"{quiet.url}/jobs?view=New+job&new_dataset=slow-rows&new_adapter=slow-job", "Jobs")
-    expect(page.get_by_text("About ", exact=False).first).to_be_visible()
+    button = ready_to_submit(page, quiet, "slow-rows", "slow-job")
     line.hold()
-    page.get_by_role("button", name="Submit job").click()
+    button.click()
     line.until(lambda: "slow-job" in [job.adapter_name for job in quiet.client.jobs().items], "the job")
     page.wait_for_timeout(1000)  # runs of the page that the job brings about
     page.get_by_text("Deploy when done", exact=True).first.click()

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
-from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import Page, WebSocketRoute, expect
-from streamlit.runtime.fragment import MemoryFragmentStorage
-from streamlit.runtime.scriptrunner import StopException
+from streamlit.testing.v1 import AppTest
 
-from app.ui import stale
 from tests.app.browser import follow, visit
 from tests.app.conftest import Backstage
 
@@ -54,22 +50,28 @@ def test_a_button_pressed_on_a_page_that_was_left_does_not_empty_the_next(page: 
     expect(button).to_be_visible()
 
 
-@pytest.mark.parametrize(("replaced", "kept"), [(False, {"own"}), (True, {"own", "other"})])
-def test_a_run_that_another_has_replaced_forgets_none_of_the_fragments_of_that_other(
-    monkeypatch: pytest.MonkeyPatch, replaced: bool, kept: set[str]
-) -> None:
-    def ends_what_is_replaced() -> None:
-        if replaced:
-            raise StopException
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_that_another_has_replaced_forgets_none_of_the_fragments_of_that_other(replaced: bool) -> None:
+    def page() -> None:
+        import streamlit as st
+        from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-    fragments = MemoryFragmentStorage()
-    own = SimpleNamespace(new_fragment_ids=SimpleNamespace(snapshot=lambda: frozenset({"own"})))
-    run = SimpleNamespace(
-        fragment_storage=fragments, shared=own, yield_check=ends_what_is_replaced, fragment_ids_this_run=None
-    )
-    monkeypatch.setattr(stale, "get_script_run_ctx", lambda: run)
-    for name in ("own", "other"):
-        fragments.register(name, lambda: None)
-    with suppress(StopException):
-        stale.end_page()
-    assert {name for name in ("own", "other") if fragments.contains(name)} == kept
+        from app.ui.stale import end_page
+
+        context = get_script_run_ctx()
+        assert context is not None and context.script_requests is not None
+        context.fragment_storage.register("other", lambda: None)
+        st.fragment(lambda: None)()
+        st.session_state.update(fragments=context.fragment_storage, own=context.shared.new_fragment_ids.snapshot())
+        if st.session_state["replaced"]:
+            context.script_requests.request_stop()  # as Streamlit's session does when it makes another runner
+        end_page()
+
+    app = AppTest.from_function(page)
+    app.session_state["replaced"] = replaced
+    app.run()
+    assert not app.exception
+    (own,) = app.session_state["own"]
+    fragments = app.session_state["fragments"]
+    assert fragments.contains(own)
+    assert fragments.contains("other") == replaced
