@@ -6,9 +6,11 @@ A KV cache of Llama-3-8B's shape (32 layers, 8 heads of 128, bf16) lies on the a
 captured graph reading all of the weights' bytes and the KV of 32 requests of 1,024 tokens, 64k tokens are mapped and
 unmapped by another thread, and 2 GiB of state are swapped out and back. Stretches with and without that take turns.
 
-grow_64k_ms, shrink_64k_ms: wall time of one change off the step path, medians; the most beside them. decode_p50_ratio,
-decode_p99_ratio: the step while memory moves over the step undisturbed, and where 95 % of such ratios lie when the
-turns are drawn again. by_page: growing and shrinking with pages of other sizes, no step beside. reclaim_ms: of an
+grow_64k_ms, shrink_64k_ms: wall time of one change off the step path, medians; the most beside them. Somebody else has
+the pages in between, and they stay where they were (`native/pages.hpp`). put_64k_ms, clear_64k_ms: what the driver takes
+for as many that were nowhere there before, and to take them away for good. decode_p50_ratio, decode_p99_ratio: the step
+while all that goes on over the step undisturbed, and where 95 % of such ratios lie when the turns are drawn again.
+by_page: `put` and `clear` with pages of other sizes, no step beside. reclaim_ms: of an
 engine with a job at a burst of requests, the slowest of its reclaims, from when the first request waited for memory
 until the job's was free (all its moments: headroom.reclaims); raw_reclaim_ms: of the arena alone, until 7 GiB of a job
 are given up and 64k tokens mapped; given_up_ms: until a job's share has given up its activations, and its state too,
@@ -161,25 +163,25 @@ def timed(call: Callable[[], object]) -> float:
 
 def resize(rows: Rows, step: Step, small: int, large: int, seconds: float) -> tuple[dict[str, Any], np.ndarray]:
     """What changing the KV cache's size costs, and the undisturbed steps."""
-    grown: list[float] = []
-    shrunk: list[float] = []
+    took: dict[str, list[float]] = {"grow": [], "shrink": [], "put": [], "clear": []}
 
     def work() -> None:
         go_on = for_seconds(seconds / TURNS)
         while go_on():
-            shrunk.append(timed(lambda: rows.resize(small)))
-            grown.append(timed(lambda: rows.resize(large)))
+            took["shrink"].append(timed(lambda: rows.resize(small)))
+            put_ms, clear_ms = elsewhere(rows, rows.tokens_of(large) - rows.tokens_of(small))
+            took["put"].append(put_ms)
+            took["clear"].append(clear_ms)
+            took["grow"].append(timed(lambda: rows.resize(large)))
 
     quiet, moved = [], []
     for _ in range(TURNS):
         quiet.append(step.times(for_seconds(seconds / TURNS)))
         moved.append(beside(step, work))
     undisturbed = np.concatenate(quiet)
-    found: dict[str, Any] = {
-        "grow_64k_ms": median(grown), "grow_64k_most_ms": max(grown), "shrink_64k_ms": median(shrunk),
-        "shrink_64k_most_ms": max(shrunk), "changes": len(grown) + len(shrunk),
-        "steps": [len(undisturbed), sum(map(len, moved))],
-    }  # fmt: skip
+    found: dict[str, Any] = {f"{name}_64k_ms": median(ms) for name, ms in took.items()}
+    found |= {f"{name}_64k_most_ms": max(ms) for name, ms in took.items()}
+    found |= {"changes": 2 * len(took["grow"]), "steps": [len(undisturbed), sum(map(len, moved))]}
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         alone = float(np.quantile(undisturbed, share))
         found[f"decode_{name}_ms"] = alone
@@ -189,6 +191,14 @@ def resize(rows: Rows, step: Step, small: int, large: int, seconds: float) -> tu
             moved, lambda gaps, share=share, alone=alone: float(np.quantile(gaps, share)) / alone
         )
     return found, undisturbed
+
+
+def elsewhere(rows: Rows, tokens: int) -> tuple[float, float]:
+    """ms to put free pages for so many tokens behind columns like the pool's that are new, and to take them away."""
+    others = [Rows(rows.arena, "another", rows.token_bytes, tokens)]
+    put_ms = timed(lambda: others[0].resize(others[0].most))
+    others[0].resize(0)
+    return put_ms, timed(others.clear)
 
 
 def reclaim(arena: Arena, rows: Rows, small: int, large: int, size: int) -> float:
@@ -285,16 +295,15 @@ def to_host(step: Step, size: int, device: torch.device, target_ms: float) -> di
 
 
 def of_pages(sizes: Sizes, device: torch.device, page: int) -> dict[str, Any]:
-    """What growing and shrinking take with pages of another size, no decode beside them."""
+    """What `put` and `clear` take with pages of another size, no decode beside them."""
     columns = [sizes.token_bytes] * (2 * sizes.layers)
     arena = open_arena(device, sum(columns) * sizes.tokens, page)
     rows = Rows(arena, "kv cache", columns, sizes.tokens)
-    took: dict[str, list[float]] = {"grow_64k_ms": [], "shrink_64k_ms": []}
-    for _ in range(4):
-        took["grow_64k_ms"].append(timed(lambda: rows.resize(rows.most)))
-        took["shrink_64k_ms"].append(timed(lambda: rows.resize(0)))
-    # The first change makes the pages.
-    return {"page_mib": page / 2**20} | {name: median(ms[1:]) for name, ms in took.items()}
+    rows.resize(rows.most)  # makes the pages
+    rows.resize(0)
+    took = [elsewhere(rows, sizes.tokens) for _ in range(3)]
+    put_ms, clear_ms = (median(ms) for ms in zip(*took, strict=True))
+    return {"page_mib": page / 2**20, "put_64k_ms": put_ms, "clear_64k_ms": clear_ms}
 
 
 def measure(sizes: Sizes, device: torch.device, seconds: float) -> dict[str, Any]:

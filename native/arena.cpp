@@ -7,11 +7,7 @@ namespace harli {
 namespace detail {
 
 Pool::Pool(std::unique_ptr<Backend> backend, std::size_t capacity)
-    : backend_(std::move(backend)), page_bytes_(backend_->page_bytes()), capacity_(capacity) {
-  kept_.reserve(capacity);  // so that giving back never allocates
-}
-
-Pool::~Pool() { trim(); }
+    : backend_(std::move(backend)), page_bytes_(backend_->page_bytes()), capacity_(capacity), pages_(*backend_, capacity) {}
 
 void Pool::join(const std::string& owner) {
   const std::lock_guard lock(mutex_);
@@ -26,7 +22,7 @@ void Pool::leave(const std::string& owner) noexcept {
 
 void Pool::charge(const std::string& owner, std::size_t count) {
   const std::lock_guard lock(mutex_);
-  const std::size_t room = capacity_ - used_ - lost_;
+  const std::size_t room = capacity_ - used_ - pages_.lost();
   if (count > room) {
     throw ArenaFull(owner + " asks for " + std::to_string(count) + " pages of " + std::to_string(page_bytes_) +
                     " bytes; " + std::to_string(room) + " of " + std::to_string(capacity_) + " are free");
@@ -46,70 +42,36 @@ void Pool::discharge(const std::string& owner, std::size_t count) noexcept {
   used_ -= count;
 }
 
-void Pool::take(std::span<Handle> pages) {
-  std::size_t have = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    have = std::min(pages.size(), kept_.size());
-    std::copy(kept_.end() - static_cast<std::ptrdiff_t>(have), kept_.end(), pages.begin());
-    kept_.resize(kept_.size() - have);
-  }
+void Pool::put(const std::string& owner, std::uintptr_t address, std::span<Handle> pages) {
+  charge(owner, pages.size());
   try {
-    for (; have < pages.size(); ++have) {
-      pages[have] = backend_->create();
-      ++created_;
-    }
+    pages_.put(address, pages);
   } catch (...) {
-    keep(pages.first(have));
+    discharge(owner, pages.size());
     throw;
   }
+  mapped_ += pages.size();
 }
 
-void Pool::keep(std::span<const Handle> pages) noexcept {
-  const std::lock_guard lock(mutex_);
-  kept_.insert(kept_.end(), pages.begin(), pages.end());
-}
-
-void Pool::lose(const std::string& owner, std::size_t count) noexcept {
-  const std::lock_guard lock(mutex_);  // both at once: in between there would seem to be more pages than there are
-  const auto found = owners_.find(owner);
-  if (found != owners_.end()) found->second.pages -= count;
-  used_ -= count;
-  lost_ += count;
-}
-
-bool Pool::destroy_kept(std::size_t floor) noexcept {
-  Handle page;
-  {
-    const std::lock_guard lock(mutex_);
-    if (kept_.size() <= floor) return false;
-    page = kept_.back();
-    kept_.pop_back();
-  }
-  backend_->destroy(page);
-  return true;
-}
-
-std::size_t Pool::trim() noexcept {
-  std::size_t destroyed = 0;
-  while (destroy_kept(0)) ++destroyed;
-  return destroyed;
+void Pool::give_back(const std::string& owner, std::uintptr_t address, std::span<const Handle> pages) noexcept {
+  pages_.give_back(address, pages);
+  discharge(owner, pages.size());
+  unmapped_ += pages.size();
 }
 
 void Pool::shed() noexcept {
-  std::size_t floor = 0;
+  std::size_t most = 0;
   {
     const std::lock_guard lock(mutex_);
-    floor = capacity_ - used_ - lost_;
+    most = capacity_ - used_ - std::min(pages_.lost(), capacity_ - used_);
   }
-  while (destroy_kept(floor)) {
-  }
+  pages_.keep_at_most(most);
 }
 
 Statistics Pool::statistics() const {
   const std::lock_guard lock(mutex_);
-  Statistics said{page_bytes_, capacity_,          used_,  high_water_,
-                  kept_.size(), lost_, mapped_, unmapped_, created_, {}};
+  Statistics said{page_bytes_, capacity_, used_,     high_water_,       pages_.kept(),      pages_.lost(),
+                  mapped_,     unmapped_, pages_.created(), pages_.in_place(), {}};
   said.owners.reserve(owners_.size());
   for (const auto& [name, use] : owners_) said.owners.push_back({name, use.pages, use.high_water});
   return said;
@@ -137,28 +99,14 @@ Region::Region(std::shared_ptr<detail::Pool> pool, std::string owner, std::size_
 }
 
 Region::~Region() {
-  if (!started_.empty()) {
-    try {
-      pool_->backend().finish_copies();
-    } catch (const std::exception&) {
-      // so has the context, and nothing copies any more
-    }
-  }
-  std::size_t page = 0;
-  while (page < pages_) {
-    std::size_t end = page;
+  for (std::size_t first = 0; first < pages_;) {
+    std::size_t end = first;
     while (end < pages_ && is_mapped_[end]) ++end;
-    if (end > page) {
-      try {
-        unmap_locked(page, end - page);
-      } catch (const std::exception&) {
-        // counted as lost
-      }
-    }
-    page = end + 1;
+    if (end > first) unmap_locked(first, end - first);
+    first = end + 1;
   }
   // A range that the driver still holds pages in is left to the end of the process.
-  if (clean_) pool_->backend().free_range(address_, pages_ * pool_->page_bytes());
+  if (pool_->clear(address_, pages_) && clean_) pool_->backend().free_range(address_, pages_ * page_bytes());
   pool_->leave(owner_);
 }
 
@@ -195,28 +143,14 @@ void Region::map_locked(std::size_t first, std::size_t count) {
   for (std::size_t page = first; page < first + count; ++page) {
     if (is_mapped_[page]) throw ArenaError(owner_ + ": page " + std::to_string(page) + " is mapped already");
   }
-  const std::span<Handle> handles(handles_.data() + first, count);
-  pool_->charge(owner_, count);
   try {
-    pool_->take(handles);
-  } catch (...) {
-    pool_->discharge(owner_, count);
-    throw;
-  }
-  try {
-    pool_->backend().map(address_ + first * page_bytes(), handles);
+    pool_->put(owner_, address_ + first * page_bytes(), {handles_.data() + first, count});
   } catch (const ArenaStuck&) {
-    pool_->lose(owner_, count);
     clean_ = false;
-    throw;
-  } catch (...) {
-    pool_->keep(handles);
-    pool_->discharge(owner_, count);
     throw;
   }
   std::fill_n(is_mapped_.begin() + static_cast<std::ptrdiff_t>(first), count, true);
   mapped_ += count;
-  pool_->count_mapped(count);
 }
 
 void Region::unmap(std::size_t first, std::size_t count) {
@@ -225,70 +159,47 @@ void Region::unmap(std::size_t first, std::size_t count) {
   if (count > 0) unmap_locked(first, count);
 }
 
-void Region::unmap_locked(std::size_t first, std::size_t count) {
+void Region::unmap_locked(std::size_t first, std::size_t count) noexcept {
   std::fill_n(is_mapped_.begin() + static_cast<std::ptrdiff_t>(first), count, false);
   mapped_ -= count;
-  try {
-    pool_->backend().unmap(address_ + first * page_bytes(), count);
-  } catch (...) {
-    pool_->lose(owner_, count);
-    clean_ = false;
-    throw;
-  }
-  pool_->keep({handles_.data() + first, count});
-  pool_->discharge(owner_, count);
-  pool_->count_unmapped(count);
+  pool_->give_back(owner_, address_ + first * page_bytes(), {handles_.data() + first, count});
 }
 
 void Region::mark_copied(std::size_t first, std::size_t count, bool copied) {
   std::fill_n(is_copied_.begin() + static_cast<std::ptrdiff_t>(first), count, copied);
 }
 
-bool Region::take_started(const Window& window) {
-  const std::lock_guard lock(mutex_);
-  return std::erase(started_, window) > 0;
-}
-
-void Region::start_out(std::span<const Window> windows) {
-  for (const auto& window : windows) {
-    const auto& [first, count, host] = window;
-    {
-      const std::lock_guard lock(mutex_);
-      check_mapped("move out", first, count);
-      if (count == 0) continue;
-      mark_copied(first, count, true);
+void Region::move_out(std::span<const Window> windows) {
+  std::size_t begun = 0;
+  try {
+    for (const auto& [first, count, host] : windows) {
+      {
+        const std::lock_guard lock(mutex_);
+        check_mapped("move out", first, count);
+        mark_copied(first, count, true);
+      }
+      ++begun;
+      if (count > 0) pool_->backend().start_copy_out(host, address_ + first * page_bytes(), count * page_bytes());
     }
-    try {
-      pool_->backend().start_copy_out(host, address_ + first * page_bytes(), count * page_bytes());
-    } catch (...) {
-      const std::lock_guard lock(mutex_);
-      mark_copied(first, count, false);
-      throw;
-    }
+    pool_->backend().finish_copies();
+  } catch (...) {
+    if (begun > 0) finish_what_began();
     const std::lock_guard lock(mutex_);
-    started_.push_back(window);
+    for (const auto& [first, count, host] : windows.first(begun)) mark_copied(first, count, false);
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  for (const auto& [first, count, host] : windows) {
+    mark_copied(first, count, false);
+    unmap_locked(first, count);
   }
 }
 
-void Region::move_out(std::span<const Window> windows) {
-  for (const auto& window : windows) {
-    const auto& [first, count, host] = window;
-    if (!take_started(window)) {
-      start_out({&window, 1});
-      if (!take_started(window)) continue;  // of no pages
-    }
-    try {
-      pool_->backend().finish_copies();
-    } catch (...) {
-      const std::lock_guard lock(mutex_);
-      mark_copied(first, count, false);
-      // Nobody knows which copies went wrong: those of what has begun to leave are made again.
-      for (const auto& other : std::exchange(started_, {})) mark_copied(other.first, other.count, false);
-      throw;
-    }
-    const std::lock_guard lock(mutex_);
-    mark_copied(first, count, false);
-    unmap_locked(first, count);
+void Region::finish_what_began() noexcept {
+  try {
+    pool_->backend().finish_copies();
+  } catch (const std::exception&) {
+    // so has the context, and nothing copies any more
   }
 }
 

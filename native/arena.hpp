@@ -2,7 +2,7 @@
 //
 // A region's addresses are reserved at their maximum size once; pages come and go behind them, so whatever holds an
 // address (a tensor, a captured graph) stays valid. Every page in use belongs to an owner, by name. Pages that are given
-// back are kept for the next one who asks, since making one costs more than mapping it.
+// back are kept for the next one who asks, and stay where they are until then (pages.hpp).
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "backend.hpp"
+#include "pages.hpp"
 
 namespace harli {
 
@@ -35,6 +35,7 @@ struct Statistics {
   std::uint64_t mapped;    // pages mapped since the start
   std::uint64_t unmapped;
   std::uint64_t created;   // of `mapped`, those that had to be made; the others were kept ones
+  std::uint64_t in_place;  // of `mapped`, those that were still behind their addresses
   std::vector<OwnerUse> owners;
 };
 
@@ -44,7 +45,6 @@ namespace detail {
 class Pool {
  public:
   Pool(std::unique_ptr<Backend> backend, std::size_t capacity);
-  ~Pool();
 
   Backend& backend() const { return *backend_; }
   std::size_t page_bytes() const { return page_bytes_; }
@@ -57,22 +57,18 @@ class Pool {
   void charge(const std::string& owner, std::size_t count);
   void discharge(const std::string& owner, std::size_t count) noexcept;
 
-  // `pages.size()` pages that were charged before. Throws with none taken.
-  void take(std::span<Handle> pages);
-  void keep(std::span<const Handle> pages) noexcept;
-  // The driver would not take these of `owner` out of an address range: nobody uses them, and nobody can any more.
-  void lose(const std::string& owner, std::size_t count) noexcept;
-  void count_mapped(std::size_t count) noexcept { mapped_ += count; }
-  void count_unmapped(std::size_t count) noexcept { unmapped_ += count; }
+  // Counts `pages.size()` pages to `owner` and puts them behind the addresses from `address` on: see Pages::put. What
+  // throws leaves none counted.
+  void put(const std::string& owner, std::uintptr_t address, std::span<Handle> pages);
+  void give_back(const std::string& owner, std::uintptr_t address, std::span<const Handle> pages) noexcept;
+  bool clear(std::uintptr_t address, std::size_t count) noexcept { return pages_.clear(address, count); }
 
-  std::size_t trim() noexcept;
+  std::size_t trim() noexcept { return pages_.keep_at_most(0); }
   // Destroys kept pages until they and the used ones are within the capacity again: what is claimed lies elsewhere.
   void shed() noexcept;
   Statistics statistics() const;
 
  private:
-  bool destroy_kept(std::size_t floor) noexcept;
-
   struct Use {
     std::size_t pages = 0;
     std::size_t high_water = 0;
@@ -82,11 +78,11 @@ class Pool {
   const std::unique_ptr<Backend> backend_;
   const std::size_t page_bytes_;
   const std::size_t capacity_;
-  std::atomic<std::uint64_t> mapped_{0}, unmapped_{0}, created_{0};
+  Pages pages_;
+  std::atomic<std::uint64_t> mapped_{0}, unmapped_{0};
   // Guards what follows, and is never held across a call of the back end: figures are read beside a long mapping.
   mutable std::mutex mutex_;
-  std::size_t used_ = 0, high_water_ = 0, lost_ = 0;
-  std::vector<Handle> kept_;
+  std::size_t used_ = 0, high_water_ = 0;
   std::map<std::string, Use> owners_;
 };
 
@@ -97,8 +93,6 @@ class Pool {
 struct Window {
   std::size_t first, count;
   void* host;
-
-  bool operator==(const Window&) const = default;
 };
 
 // A range of addresses with room for `pages()` pages. Destroying it unmaps what is mapped.
@@ -119,18 +113,12 @@ class Region {
   // Puts pages behind [first, first + count). All or nothing: throws ArenaFull when there are not so many, ArenaError
   // when one is mapped already, when the range leaves the region, or with the driver's words.
   void map(std::size_t first, std::size_t count);
-  // Gives the pages behind [first, first + count) back. Throws ArenaError, with nothing changed, when one is not mapped.
-  // Nothing may use the addresses any more: on a GPU, the work that does has ended.
+  // Gives the pages behind [first, first + count) back; on a GPU without a call of the driver. Throws ArenaError, with
+  // nothing changed, when one is not mapped. Nothing may use the addresses any more: the work that does has ended.
   void unmap(std::size_t first, std::size_t count);
 
-  // Copies the content of each window, in order, and gives its pages back. What throws, as `unmap` or a copy does,
-  // leaves those before it outside, and it and those behind it mapped, but where the driver has kept its pages: then it
-  // is outside, and its content in the host's memory. So `is_mapped` tells of each afterwards where its content is.
+  // Copies the content of all windows and gives their pages back. Throws, with nothing changed, as `unmap` or a copy does.
   void move_out(std::span<const Window> windows);
-  // Begins the copies of a `move_out` that follows with the same windows, and may have others; until then their pages
-  // stay, and are not to be written to, and the host's memory stays too, at the longest until the region's end. What
-  // throws leaves those before it begun.
-  void start_out(std::span<const Window> windows);
   // Puts pages behind each window, in order, and the content into them. What throws, as `map` or a copy does, leaves
   // those before it inside, and it and those behind it unmapped.
   void move_in(std::span<const Window> windows);
@@ -139,9 +127,9 @@ class Region {
   void check_range(const char* what, std::size_t first, std::size_t count) const;
   void check_mapped(const char* what, std::size_t first, std::size_t count) const;
   void map_locked(std::size_t first, std::size_t count);
-  void unmap_locked(std::size_t first, std::size_t count);
+  void unmap_locked(std::size_t first, std::size_t count) noexcept;
   void mark_copied(std::size_t first, std::size_t count, bool copied);
-  bool take_started(const Window& window);
+  void finish_what_began() noexcept;
 
   const std::shared_ptr<detail::Pool> pool_;
   const std::string owner_;
@@ -151,9 +139,8 @@ class Region {
   std::vector<Handle> handles_;
   std::vector<bool> is_mapped_;
   std::vector<bool> is_copied_;  // now: nobody may unmap it. Copies run without the mutex
-  std::vector<Window> started_;  // by start_out, and not moved yet
   std::atomic<std::size_t> mapped_{0};  // is read beside a long mapping
-  bool clean_ = true;  // the driver holds no page in the range but those that are mapped
+  bool clean_ = true;  // the driver holds no page in the range but those that the pool knows of
 };
 
 // Region::map for several at once: all of them or none. counts[i] pages of regions[i] from firsts[i] on.

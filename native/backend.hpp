@@ -54,6 +54,10 @@ class Backend {
   virtual void map(std::uintptr_t address, std::span<const Handle> pages) = 0;
   // Takes away what `map` put behind `count` pages' worth of addresses. Throws ArenaError.
   virtual void unmap(std::uintptr_t address, std::size_t count) = 0;
+  // Makes it an error to touch these pages from these addresses, where that costs little, and takes that back. Throws
+  // ArenaError.
+  virtual void forbid(std::uintptr_t address, std::size_t count) noexcept = 0;
+  virtual void allow(std::uintptr_t address, std::size_t count) = 0;
 
   // Copies between mapped addresses and memory of the host; through when they return, but for `start_copy_out`: that is
   // through once `finish_copies` returns. On a GPU they run beside whatever computes, and what computes with these

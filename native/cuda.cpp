@@ -115,6 +115,10 @@ class CudaBackend final : public Backend {
     }
   }
 
+  // Would cost a call of the driver for each page, which takes as long as mapping it.
+  void forbid(std::uintptr_t, std::size_t) noexcept override {}
+  void allow(std::uintptr_t, std::size_t) override {}
+
   void start_copy_out(void* host, std::uintptr_t address, std::size_t bytes) override {
     const Current current(*this);
     check(driver_, "cuMemcpyDtoHAsync", driver_.cuMemcpyDtoHAsync(host, address, bytes, copies_));

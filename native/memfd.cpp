@@ -98,6 +98,16 @@ class MemfdBackend final : public Backend {
     if (got == MAP_FAILED) refuse("mmap", errno);
   }
 
+  void forbid(std::uintptr_t address, std::size_t count) noexcept override {
+    ::mprotect(reinterpret_cast<void*>(address), count * page_bytes_, PROT_NONE);
+  }
+
+  void allow(std::uintptr_t address, std::size_t count) override {
+    if (::mprotect(reinterpret_cast<void*>(address), count * page_bytes_, PROT_READ | PROT_WRITE) != 0) {
+      refuse("mprotect", errno);
+    }
+  }
+
   void start_copy_out(void* host, std::uintptr_t address, std::size_t bytes) override {
     std::memcpy(host, reinterpret_cast<const void*>(address), bytes);
   }

@@ -22,7 +22,8 @@ using harli::Window;
 
 namespace {
 
-// Mapping is a chain of system or driver calls: other Python threads run meanwhile.
+// Mapping is a chain of system or driver calls: other Python threads run meanwhile. Giving back is none, and to have its
+// turn again would cost the thread milliseconds where the engine's keeps Python busy.
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
 // (first page, pages, address in the host's memory) of each; 0: none.
@@ -79,6 +80,7 @@ NB_MODULE(_arena, m) {
       .def_ro("mapped", &Statistics::mapped)
       .def_ro("unmapped", &Statistics::unmapped)
       .def_ro("created", &Statistics::created)
+      .def_ro("in_place", &Statistics::in_place)
       .def_ro("owners", &Statistics::owners);
 
   nb::class_<Region>(m, "Region")
@@ -89,18 +91,16 @@ NB_MODULE(_arena, m) {
       .def_prop_ro("mapped", &Region::mapped)
       .def("is_mapped", &Region::is_mapped, "first"_a, "count"_a = 1)
       .def("map", &Region::map, "first"_a, "count"_a, Released())
-      .def("unmap", &Region::unmap, "first"_a, "count"_a, Released())
+      .def("unmap", &Region::unmap, "first"_a, "count"_a)
       .def("move_out", [](Region& self, const PyWindows& windows) { self.move_out(windows_of(windows)); }, "windows"_a,
            Released())
-      .def("start_out", [](Region& self, const PyWindows& windows) { self.start_out(windows_of(windows)); },
-           "windows"_a, Released())
       .def("move_in", [](Region& self, const PyWindows& windows) { self.move_in(windows_of(windows)); }, "windows"_a,
            Released())
       .def("bytes", &bytes_of, "offset"_a, "length"_a, "device_id"_a);
 
   // One turn without the interpreter for all of them, where other threads keep it busy.
   m.def("map_all", &harli::map_all, "regions"_a, "firsts"_a, "counts"_a, Released());
-  m.def("unmap_all", &harli::unmap_all, "regions"_a, "firsts"_a, "counts"_a, Released());
+  m.def("unmap_all", &harli::unmap_all, "regions"_a, "firsts"_a, "counts"_a);
 
   nb::class_<Claim>(m, "Claim")
       .def_prop_ro("pages", &Claim::pages)

@@ -191,16 +191,8 @@ class JobShare:
         return self._order(self.activations.give_up, (self.takeable[0], 0), after)
 
     def give_up(self, after: Moment | None = None) -> list[Move]:
-        """Drop the activations and move the state to host memory, which the copies do while the activations' pages are
-        taken away: both take about as long."""
-
-        def drop() -> None:
-            try:
-                self.state.start_out()
-            finally:
-                self.activations.give_up()
-
-        return [self._order(drop, (self.takeable[0], 0), after), self.swap_out(after)]
+        """Drop the activations and move the state to host memory."""
+        return [self.give_up_activations(after), self.swap_out(after)]
 
     def swap_out(self, after: Moment | None = None) -> Move:
         """Move the state to host memory, once what is queued is over: as fast as it goes, since requests may wait for

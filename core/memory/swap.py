@@ -5,9 +5,8 @@ their own, through page-locked memory, next to whatever computes.
 
 The thread that moves them shares Python with the engine's, which has no time to spare: each time that it lets go, its
 next turn may be milliseconds away. Others wait for what leaves, so all of it leaves in one native call, with what that
-needs made beforehand, and its copies may begin while something else is done. Nobody but the job waits for what comes
-back: `paced` keeps that below a share of the link's bandwidth, so that decode is not slowed, and between two windows
-the caller is free to stop.
+needs made beforehand. Nobody but the job waits for what comes back: `paced` keeps that below a share of the link's
+bandwidth, so that decode is not slowed, and between two windows the caller is free to stop.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from core.memory.arena import Arena, Region, pages_of, unmap_all, view
+from core.memory.arena import Arena, ArenaError, Region, pages_of, unmap_all, view
 from core.memory.rate import Rate
 from core.memory.staging import staging
 
@@ -38,9 +37,9 @@ Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
 class Swappable:
     """Tensors of one owner over a region of their own, of which some windows are on the device and the others in host
     memory; all of them are outside at first, and zero. The tensors keep their addresses; they may be touched while
-    everything is `inside`, which ends when `start_out` or `out` begins.
+    everything is `inside`, which ends when `out` begins.
 
-    `start_out`, `out` and `back` belong to one thread at a time; `contents` and `put` may run in any, beside them too.
+    `out` and `back` belong to one thread at a time; `contents` and `put` may run in any, beside them too.
     """
 
     def __init__(self, arena: Arena, owner: str, shapes: Shapes, window: int = WINDOW_BYTES) -> None:
@@ -64,7 +63,7 @@ class Swappable:
         self._device = self._bytes.device
         # What lies outside, by the window's first page; None: zeros, of which nobody has made any yet.
         self._outside: dict[int, torch.Tensor | None] = {first: None for first, _ in self.windows()}
-        self._leaving: dict[int, torch.Tensor] = {}  # where to, of windows that are still inside
+        self._leaving = False
         self._spare: dict[int, torch.Tensor] = {}  # page-locked memory of windows that have no content there
         self._lock = threading.Lock()
 
@@ -99,21 +98,22 @@ class Swappable:
 
     # ---- moves -------------------------------------------------------------------------------------------------------
 
-    def start_out(self) -> None:
-        """Have the copies of an `out` begun, which on a GPU go on by themselves. What computes with the tensors must be
-        over before this begins. Raises `ArenaError`; `out` may be called nevertheless."""
-        with self._lock:
-            if not self._leaving:
-                self._leave()
-                self._region.start_out(self._ways_out())
-
     def out(self) -> int:
         """Move out what is inside, as fast as it goes; the bytes, whose pages are back in the arena. What computes with
-        the tensors must be over before this begins. Raises `ArenaError` with what could not be moved still inside; the
-        next call goes on."""
+        the tensors must be over before this begins. Raises `ArenaError` with nothing moved."""
         with self._lock:
-            self._leave()
-            return self._left()
+            leaving = [window for window in self.windows() if window[0] not in self._outside]
+            hosts = {first: self._host(first, count) for first, count in leaving}
+            self._leaving = True
+            try:
+                self._region.move_out([(first, count, hosts[first].data_ptr()) for first, count in leaving])
+                self._outside.update(hosts)
+            except ArenaError:
+                self._spare.update(hosts)
+                raise
+            finally:
+                self._leaving = False
+            return sum(count for _, count in leaving) * self._page
 
     def back(self) -> Iterator[int]:
         """Move in window by window; yields the bytes of each once they are there. Raises `ArenaFull` with what is in
@@ -130,7 +130,6 @@ class Swappable:
     def forget(self) -> None:
         """Give every page back and drop the content: zeros, outside."""
         with self._lock:
-            self._left()
             inside = [window for window in self.windows() if window[0] not in self._outside]
             for first in self._outside:
                 self._set_aside(first)
@@ -147,7 +146,6 @@ class Swappable:
     def put(self, values: Sequence[torch.Tensor]) -> None:
         """Make these the tensors' content, wherever they lie."""
         with self._lock:
-            self._left()
             for (place, size), target, value in zip(self._places, self.tensors, values, strict=True):
                 plain = value.detach().to(target.dtype).contiguous().view(-1).view(torch.uint8)
                 for first, count, begin, end in self._covered(place, size):
@@ -160,30 +158,6 @@ class Swappable:
                         host = self._outside[first] = self._host(first, count).zero_()
                     host[begin - first * self._page : end - first * self._page].copy_(part)
             _wait_for_device(self._device)
-
-    def _leave(self) -> None:
-        """Every window that is inside has a place to go to."""
-        for first, count in reversed(self.windows()):
-            if first not in self._outside and first not in self._leaving:
-                self._leaving[first] = self._host(first, count)
-
-    def _ways_out(self) -> list[tuple[int, int, int]]:
-        """(first page, pages, address in host memory) of each window that leaves."""
-        pages = dict(self.windows())
-        return [(first, pages[first], host.data_ptr()) for first, host in self._leaving.items()]
-
-    def _left(self) -> int:
-        """Everything that leaves is outside; its bytes."""
-        windows = self._ways_out()
-        try:
-            self._region.move_out(windows)
-        finally:
-            self._outside.update(self._leaving)
-            self._leaving = {}
-            for first, count, _ in windows:
-                if self._region.is_mapped(first, count):
-                    self._is_inside(first)
-        return sum(count for _, count, _ in windows) * self._page
 
     def _read(self, number: int) -> torch.Tensor:
         (place, size), like = self._places[number], self.tensors[number]

@@ -67,11 +67,9 @@ class KvPool(Protocol):
     def asked(self) -> int:
         """That must be free before all requests that wait are taken up; 0 when none waits."""
 
-    def queued_since(self) -> float | None:
-        """When the first of the requests that wait was queued, on the clock of `time.perf_counter`."""
-
-    def short(self) -> Hashable | None:
-        """The first of the requests that wait which what is free does not do for, with those before it."""
+    def short(self) -> tuple[Hashable, float] | None:
+        """The first of the requests that wait which what is free does not do for, with those before it, and when it was
+        queued, on the clock of `time.perf_counter`."""
 
     def waits(self, request: Hashable) -> bool:
         """Whether that one is still queued."""
@@ -276,8 +274,8 @@ class Broker:
         """Have the job give up what it is to, and the KV cache grow by that as soon as it is there."""
         kv = self._kv
         pages = sum(share.takeable) if decision.swap_out else share.takeable[1]
-        queued, short = kv.queued_since(), kv.short()
-        since = self._looked_at if queued is None else min(max(queued, self._fitted_at), self._looked_at)
+        short, queued = kv.short() or (None, self._looked_at)
+        since = min(max(queued, self._fitted_at), self._looked_at)
         over = restart()
         self._note("memory_reclaimed", pages, decision.reason)
         # The pool grows when all is over: mapping pages for it takes the driver longer, and what leaves would wait for

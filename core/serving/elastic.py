@@ -178,20 +178,16 @@ class ElasticKV:
         """Requests that are queued."""
         return len(self._scheduler.waiting_queue)
 
-    def queued_since(self) -> float | None:
-        """When the first of the requests that wait was queued, on the clock of `time.perf_counter`."""
-        return min((one.time_stats.wait_queue_entry_time for one in self._scheduler.waiting_queue), default=None)
-
-    def short(self) -> Hashable | None:
-        """The id of the first of the requests that wait which what is free does not do for, with those before it."""
+    def short(self) -> tuple[Hashable, float] | None:
+        """The id of the first of the requests that wait which what is free does not do for, with those before it, and
+        when it was queued, on the clock of `time.perf_counter`."""
         left = self.free - self._held_back()
         if (chunked := self._scheduler.chunked_req) is not None:
             left -= self._need(chunked) - _held(chunked)
         for request in self._scheduler.waiting_queue:
             left -= self._need(request)
             if left < 0:
-                rid: str = request.rid
-                return rid
+                return request.rid, request.time_stats.wait_queue_entry_time
         return None
 
     def waits(self, request: Hashable) -> bool:

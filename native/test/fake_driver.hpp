@@ -31,6 +31,7 @@ inline std::map<AllocationHandle, off_t> handles;
 inline std::map<Address, AllocationHandle> mappings;
 inline std::size_t physical_pages = 1 << 20;
 inline bool one_unmap_takes_a_run = true;
+inline std::size_t changes = 0;  // calls that map, unmap or grant access, since the start
 // The n-th next call of a kind fails; below zero: none does.
 inline int fail_map = -1, fail_access = -1, fail_unmap = -1, fail_copy = -1, fail_wait = -1;
 
@@ -100,6 +101,7 @@ inline Result release(AllocationHandle handle) {
 }
 inline Result map(Address address, std::size_t bytes, std::size_t offset, AllocationHandle handle, unsigned long long) {
   const std::lock_guard lock(mutex);
+  ++changes;
   if (due(fail_map)) return kOutOfMemory;
   if (bytes != kPage || offset != 0 || !handles.contains(handle) || mappings.contains(address)) return kInvalid;
   mappings[address] = handle;
@@ -107,6 +109,7 @@ inline Result map(Address address, std::size_t bytes, std::size_t offset, Alloca
 }
 inline Result unmap(Address address, std::size_t bytes) {
   const std::lock_guard lock(mutex);
+  ++changes;
   if (due(fail_unmap)) return kInvalid;
   if (bytes % kPage != 0 || (bytes != kPage && !one_unmap_takes_a_run)) return kInvalid;
   for (std::size_t at = 0; at < bytes; at += kPage) {

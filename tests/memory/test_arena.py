@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import random
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -131,9 +134,42 @@ def test_pages_are_made_once_and_reused() -> None:
         region.map(0, 8)
         region.unmap(0, 8)
     said = arena.statistics()
-    assert (said.created, said.mapped, said.unmapped, said.kept) == (8, 80, 80, 8)
+    assert (said.created, said.in_place, said.mapped, said.unmapped, said.kept) == (8, 72, 80, 80, 8)
     assert arena.trim() == 8
     assert arena.statistics().kept == 0
+
+
+def test_pages_that_go_to_and_fro_stay_behind_the_addresses_of_both() -> None:
+    arena = small(8)
+    kv, job = arena.reserve("kv", 8), arena.reserve("job", 5)
+    kv.map(0, 8)
+    for turn in range(3):
+        kv.unmap(2, 6)
+        job.map(0, 5)
+        words(arena, job).fill_(turn)
+        job.unmap(0, 5)
+        kv.map(2, 6)
+        assert (words(arena, kv)[2:] == turn).all(dim=1).sum() >= 5
+        assert arena.statistics().in_place == 6 + 11 * turn
+    assert arena.statistics().created == 8
+
+
+@pytest.mark.parametrize("given_back", [False, True])
+def test_to_touch_what_was_given_back_ends_the_process(given_back: bool) -> None:
+    """On a CPU, where it costs little to have it so; also while the page is still behind the address."""
+    program = f"""
+from core.memory import _arena
+arena = _arena.memfd_arena({PAGE}, 4)
+region = arena.reserve("kv", 2)
+region.map(0, 2)
+content = region.bytes(0, {2 * PAGE}, -1)
+region.unmap(1, 1)
+if not {given_back}:
+    region.map(1, 1)
+content.fill_(1)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=False)
+    assert ended.returncode == (-signal.SIGSEGV if given_back else 0)
 
 
 def test_high_water_marks_stay() -> None:
@@ -172,7 +208,7 @@ def test_windows_move_to_the_hosts_memory_and_back_in_one_call() -> None:
     assert content[:, 0].tolist() == content[:, -1].tolist() == [1, 2, 0, 0, 5, 6, 7, 8]
 
 
-def test_a_move_goes_as_far_as_it_can() -> None:
+def test_a_move_in_goes_as_far_as_it_can_and_a_move_out_all_the_way_or_not_at_all() -> None:
     arena = small()
     region, other = arena.reserve("job", 8), arena.reserve("kv", CAPACITY)
     host = torch.ones((8, PAGE // 8), dtype=torch.int64)
@@ -183,6 +219,8 @@ def test_a_move_goes_as_far_as_it_can() -> None:
     assert (region.mapped, arena.statistics().used) == (4, CAPACITY - 1)
     with pytest.raises(ArenaError, match="page 4 is not mapped"):
         region.move_out(at)
+    assert (region.mapped, arena.statistics().used) == (4, CAPACITY - 1)
+    region.move_out(at[:2])
     assert (region.mapped, arena.statistics().used) == (0, CAPACITY - 5)
     region.move_in(at[3:])
     for call in (region.move_in, region.move_out):
@@ -316,11 +354,11 @@ class Model(RuleBasedStateMachine):
         zeros=st.booleans(),
     )
     def move(self, data: st.DataObject, windows: list[tuple[int, int]], up: bool, zeros: bool) -> None:
-        """Windows in order, as far as it goes."""
+        """Windows in order: in, as far as it goes; out, all of them or none."""
         number = data.draw(st.sampled_from(sorted(self.regions)))
         region, pages = self.regions[number], self.pages[number]
         self.host[:] = -torch.arange(PAGES)[:, None] - 1
-        at, row, refused, there = [], 0, False, {}
+        at, row, refused, there, before = [], 0, False, {}, dict(pages)
         for first, count in windows:
             if row + count > PAGES:
                 break
@@ -338,6 +376,8 @@ class Model(RuleBasedStateMachine):
         if refused:
             with pytest.raises(ArenaError):
                 (region.move_in if up else region.move_out)(at)
+            if not up:
+                self.pages[number], there = before, {}
         else:
             (region.move_in if up else region.move_out)(at)
         for place, stamp in there.items():

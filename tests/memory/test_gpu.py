@@ -41,6 +41,46 @@ def test_pages_are_larger_where_there_is_much_memory_and_whole_ones_of_the_drive
     assert open_arena(GPU, 64 * MIB, 3 * MIB).page_bytes == 4 * MIB
 
 
+def test_pages_are_written_and_read_by_either_address_that_they_are_behind() -> None:
+    """As they go to and fro between KV cache and job: each writes by kernels and captured graphs of its own stream, once
+    the other's work is over."""
+    arena = open_arena(GPU, 64 * MIB, 2 * MIB)
+    kv, job = arena.reserve("kv", 32), arena.reserve("job", 20)
+    kv.map(0, 32)
+    size = 2 * MIB // 4
+    of_kv = view(arena, kv, (32, size), torch.int32)
+    of_job = view(arena, job, (20, size), torch.int32)
+    kept = torch.arange(12, device=GPU, dtype=torch.int32)[:, None].expand(12, size)
+    of_kv[:12] = kept
+    kv.unmap(12, 20)
+    job.map(0, 20)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        of_job.add_(1)
+    torch.cuda.synchronize()
+    mapped = arena.statistics().mapped
+    for turn in range(50):
+        of_job.fill_(turn)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(200_000)
+            graph.replay()
+            end = stream.record_event()
+        end.synchronize()
+        job.unmap(0, 20)
+        kv.map(12, 20)
+        assert torch.equal(of_kv[12:], torch.full((20, size), turn + 1, device=GPU, dtype=torch.int32))
+        of_kv[12:] = -turn
+        torch.cuda.synchronize()
+        kv.unmap(12, 20)
+        job.map(0, 20)
+        assert torch.equal(of_job, torch.full((20, size), -turn, device=GPU, dtype=torch.int32))
+    assert torch.equal(of_kv[:12], kept)
+    said = arena.statistics()
+    assert said.mapped - mapped == 50 * 40 and said.in_place >= 50 * 40 and said.created == 32
+
+
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, 5 * PIECE_BYTES + 12])
 def test_staged_copies_bring_every_byte_behind_what_the_stream_has_queued(size: int) -> None:
     staging, stream = Staging(GPU, Rate()), torch.cuda.Stream()

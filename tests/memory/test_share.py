@@ -190,19 +190,26 @@ def test_two_orders_wait_once_for_what_is_queued() -> None:
     assert later.waited == 2, "the order before had been carried out: nothing is known of the moment"
 
 
-def test_a_state_that_cannot_begin_to_leave_keeps_no_activations() -> None:
+class Refusing:
+    """A region whose driver refuses to copy."""
+
+    mapped = 3
+
+    def move_out(self, windows: object) -> None:
+        raise ArenaError("the driver refuses")
+
+
+def test_a_state_that_cannot_leave_keeps_no_activations() -> None:
     bench = Bench()
     bench.grant()
     bench.run_as_far_as_it_goes()
-    elsewhere = torch.empty(PAGE, dtype=torch.uint8)
-    page = [(0, 1, elsewhere.data_ptr())]
-    bench.state._region.start_out(page)  # somebody else's copy, which this one has to give way to
+    region, bench.state._region = bench.state._region, Refusing()  # type: ignore[assignment]
     bench.share.give_up()[1].synchronize()
-    assert (bench.activations.held, bench.state.mapped, bench.used) == (0, 1, 1)
-    with pytest.raises(ArenaError, match="page 0 is being copied"):
+    assert (bench.activations.held, bench.used) == (0, 3)
+    with pytest.raises(ArenaError, match="the driver refuses"):
         bench.share.check()
-    bench.state._region.move_out(page)
-    assert bench.used == 0
+    bench.state._region = region
+    assert bench.state.out() == 3 * PAGE and bench.used == 0
 
 
 def test_what_could_not_be_waited_for_is_not_taken() -> None:

@@ -150,15 +150,12 @@ class Kv(KvRows):
     def asked(self) -> int:
         return self.held_back() + sum(one.need for one in self.waiting_queue) if self.waiting_queue else 0
 
-    def queued_since(self) -> float | None:
-        return min((one.at / 1e3 for one in self.waiting_queue), default=None)
-
-    def short(self) -> Request | None:
+    def short(self) -> tuple[Request, float] | None:
         left = self.free - self.held_back()
         for one in self.waiting_queue:
             left -= one.need
             if left < 0:
-                return one
+                return one, one.at / 1e3
         return None
 
     def waits(self, request: object) -> bool:

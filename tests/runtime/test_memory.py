@@ -39,7 +39,7 @@ class Kv(KvRows):
         self._rows = Rows(self.arena, "kv cache", [128, 128], ROW * rows)
         self._rows.resize(rows)
         self.held = self.need = self.queued = self.waiting = 0
-        self.since: float | None = None
+        self.since = float("-inf")
         self.fresh: list[tuple[int, int]] = []
         self.row_tokens = ROW
         self._coming: list[tuple[int, Move]] = []
@@ -66,11 +66,8 @@ class Kv(KvRows):
     def asked(self) -> int:
         return self.queued
 
-    def queued_since(self) -> float | None:
-        return self.since
-
-    def short(self) -> str | None:
-        return "a request" if self.waiting and self.queued > self.free else None
+    def short(self) -> tuple[str, float] | None:
+        return ("a request", self.since) if self.waiting and self.queued > self.free else None
 
     def waits(self, request: object) -> bool:
         return self.waiting > 0
@@ -214,7 +211,7 @@ def test_how_long_a_reclaim_took_counts_from_the_moment(
     share = bench.running_job(pages=40)
     assert (bench.broker.report().reclaims, bench.broker.report().reclaim_ms) == (0, None)
     bench.kv.need = bench.kv.queued = 39 * ROW
-    bench.kv.since = bench.now + 0.25 if queued else None
+    bench.kv.waiting, bench.kv.since = int(queued), bench.now + 0.25
     if before:  # that one is in the queue from long ago, for a prefill: there was room for it at the last look
         bench.kv.need = bench.kv.queued = before
         bench.kv.since = bench.now - 5.0

@@ -89,6 +89,7 @@ class Engine:
             last_node=None,
             session=None,
             session_id=None,
+            time_stats=SimpleNamespace(wait_queue_entry_time=0.0),
         )
 
     def take(self, count: int) -> torch.Tensor | None:
@@ -453,7 +454,10 @@ def test_what_requests_ask_for_is_counted_as_sglangs_admission_counts_it(elastic
     assert kv.asked() == 20 // 2 + (8 + elastic.CLIP_MAX_NEW_TOKENS) + (7 + 3)
     assert kv.arrived() == [(8, elastic.CLIP_MAX_NEW_TOKENS), (7, 3)]
     first, second = waiting
-    assert kv.short() == first.rid and kv.waits(first.rid)
+    first.time_stats.wait_queue_entry_time, second.time_stats.wait_queue_entry_time = 3.0, 4.0
+    assert kv.short() == (first.rid, 3.0) and kv.waits(first.rid)
+    first.sampling_params.max_new_tokens = kv.free - 20 // 2 - 8  # all that is not held back
+    assert kv.short() == (second.rid, 4.0), "the one before it waits for a prefill, and not for memory"
     waiting.pop(0)
     assert kv.arrived() == [] and kv.short() is None and not kv.waits(first.rid) and kv.waits(second.rid)
 
