@@ -7,13 +7,13 @@ captured graph reading all of the weights' bytes and the KV of 32 requests of 1,
 unmapped by another thread, and 2 GiB of state are swapped out and back. Stretches with and without that take turns.
 
 grow_64k_ms, shrink_64k_ms: wall time of one change off the step path, medians; the most beside them. Somebody else has
-the pages in between, and they stay where they were (`native/pages.hpp`). put_64k_ms, clear_64k_ms: what the driver takes
-for as many that were nowhere there before, and to take them away for good. decode_p50_ratio, decode_p99_ratio: the step
-while all that goes on over the step undisturbed, and where 95 % of such ratios lie when the turns are drawn again.
-by_page: `put` and `clear` with pages of other sizes, no step beside. reclaim_ms: of an
-engine with a job at a burst of requests, the slowest of its reclaims, from when the first request waited for memory
-until the job's was free (all its moments: headroom.reclaims); raw_reclaim_ms: of the arena alone, until 7 GiB of a job
-are given up and 64k tokens mapped; given_up_ms: until a job's share has given up its activations, and its state too,
+the pages in between, and they stay where they were (`native/pages.hpp`). put_64k_ms, clear_64k_ms: what the driver
+takes to put as many where they have not been before, and to take them away from there. decode_p50_ratio,
+decode_p99_ratio: the step while all that goes on over the step undisturbed, and where 95 % of such ratios lie when the
+turns are drawn again. by_page: `put` and `clear` with pages of other sizes, no step beside. reclaim_ms: of an engine
+with a job at a burst of requests, the slowest of its reclaims, from when the first request waited for memory until the
+job's was free (all its moments: headroom.reclaims); raw_reclaim_ms: of the arena alone, until 7 GiB of a job are given
+up and the KV cache has 64k tokens more; given_up_ms: until a job's share has given up its activations, and its state too,
 while the thread of the engine does nothing, computes in Python, or has launched more kernels than the device takes.
 swap_gib_s: of the slower way, out or back, at full rate; swap_paced: back at the engine's rate for that, and the share
 of decode steps meanwhile beyond twice the undisturbed median. to_host: decode while tensors are copied to
