@@ -13,7 +13,7 @@ decode_p99_ratio: the step while all that goes on over the step undisturbed, and
 turns are drawn again. by_page: `put` and `clear` with pages of other sizes, no step beside. reclaim_ms: of an engine
 with a job at a burst of requests, the slowest of its reclaims, from when the first request waited for memory until the
 job's was free (all its moments: headroom.reclaims); raw_reclaim_ms: of the arena alone, until 7 GiB of a job are given
-up and the KV cache has 64k tokens more; given_up_ms: until a job's share has given up its activations, and its state too,
+up and the KV cache has 64k tokens more; given_up_ms: until a job's share has given up its activations, and its state,
 while the thread of the engine does nothing, computes in Python, or has launched more kernels than the device takes.
 swap_gib_s: of the slower way, out or back, at full rate; swap_paced: back at the engine's rate for that, and the share
 of decode steps meanwhile beyond twice the undisturbed median. to_host: decode while tensors are copied to

@@ -42,7 +42,7 @@ def test_pages_are_larger_where_there_is_much_memory_and_whole_ones_of_the_drive
 
 
 def test_pages_are_written_and_read_by_either_address_that_they_are_behind() -> None:
-    """As they go to and fro between KV cache and job: each writes by kernels and graphs, once the other's work is over."""
+    """They go to and fro between KV cache and job: each uses them when the other's work is over."""
     arena = open_arena(GPU, 64 * MIB, 2 * MIB)
     kv, job = arena.reserve("kv", 32), arena.reserve("job", 20)
     kv.map(0, 32)
