@@ -2,8 +2,9 @@
 
 ``python -m core.reaper GRACE_S STATE_FILE`` reads lines ``+GROUP`` and ``-GROUP`` on standard input. When the input
 ends, the groups that are still listed lost their supervisor: each leader is asked to stop, gets GRACE_S seconds, then
-its whole group is killed, and the state file, which no longer holds, is removed. Standard library only: it lives as
-long as Harli does and should weigh little.
+its whole group is killed, and the state file, which no longer holds, is removed. Until all of them are gone it keeps
+the data directory's lock, of which it has inherited the file. Standard library only: it lives as long as Harli does and
+should weigh little.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+_KILLED_S = 10.0  # how long a killed group may take to be gone
 
 
 def listed(lines: Iterable[str]) -> set[int]:
@@ -30,25 +33,33 @@ def listed(lines: Iterable[str]) -> set[int]:
 
 
 def end_groups(groups: set[int], grace_s: float) -> None:
-    """SIGTERM to the leaders; after `grace_s`, or sooner when all have gone, SIGKILL to whatever the groups hold."""
+    """SIGTERM to the leaders; after `grace_s`, or sooner when all have gone, SIGKILL to whatever the groups hold. Back
+    when that is gone, and with it its ports and GPU memory are free."""
     for group in groups:
         with suppress(ProcessLookupError):
             os.kill(group, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline and any(_leader_lives(group) for group in groups):
+    while time.monotonic() < deadline and any(_group_of(group) is not None for group in groups):
         time.sleep(0.1)
     for group in groups:
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
+    deadline = time.monotonic() + _KILLED_S
+    while time.monotonic() < deadline and groups & _living_groups():
+        time.sleep(0.1)
 
 
-def _leader_lives(group: int) -> bool:
-    """Whether the group's leader runs; one that ended and was not collected does not."""
+def _living_groups() -> set[int | None]:
+    return {_group_of(int(folder.name)) for folder in Path("/proc").iterdir() if folder.name.isdigit()}
+
+
+def _group_of(process: int) -> int | None:
+    """The group of a process that runs; one that ended and was not collected does not."""
     try:
-        state = Path(f"/proc/{group}/stat").read_text().rpartition(")")[2].split()[0]
+        state, _, group = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:3]
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+        return None
+    return None if state in "ZX" else int(group)
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 Each part runs in a session of its own, so that a terminal's Ctrl-C reaches only the supervisor, which then stops the
 parts in order. Should the supervisor be killed, the kernel tells each part (PR_SET_PDEATHSIG) and `core.reaper` ends
-what is left of its group. The state of the parts lies in ``<data_dir>/run/parts.json``, their output in
-``<data_dir>/logs/<part>.log``.
+what is left of its group; until it has, the data directory is held. The state of the parts lies in
+``<data_dir>/run/parts.json``, their output in ``<data_dir>/logs/<part>.log``.
 
 Everything here runs in one thread: a loop that looks at the processes five times a second.
 """
@@ -183,9 +183,9 @@ def _engine_reported(http: httpx.Client, api_url: str, token_file: Path, group: 
 
 
 @contextmanager
-def hold(data_dir: Path) -> Iterator[None]:
-    """Hold the data directory for one supervisor. Raises Conflict when another one holds it, HarliError when it cannot
-    be written."""
+def hold(data_dir: Path) -> Iterator[IO[str]]:
+    """Hold the data directory for one supervisor, and for whoever inherits the locked file. Raises Conflict when
+    another one holds it, HarliError when it cannot be written."""
     path = data_dir / "run" / "up.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,38 @@ def hold(data_dir: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        yield file
+
+
+def await_reaper(data_dir: Path, say: Callable[[str], None]) -> None:
+    """Be back once what a killed supervisor had started has ended, and with it its ports and its GPU memory are free;
+    `say` is told when that takes time. Raises Conflict when it does not end."""
+    path = data_dir / "run" / "up.lock"
+    deadline = time.monotonic() + _DOWN_S
+    told = False
+    while path.exists() and not _is_free_lock(path):
+        process = path.read_text()
+        if not process or _runs(int(process)):
+            return
+        if time.monotonic() > deadline:
+            raise Conflict(
+                "still_ending",
+                f"what a `harli up` that was killed (process {process}) had started on data directory {data_dir} has "
+                f"not ended after {_DOWN_S:.0f} s; see `ps -ef | grep core.` and end what is left of it",
+                "data_dir",
+            )
+        if not told:
+            say(f"`harli up` (process {process}) was killed; waiting until what it had started has ended")
+            told = True
+        time.sleep(0.1)
+
+
+def _runs(process: int) -> bool:
+    """Whether a process runs; one that ended and was not collected does not."""
+    try:
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def down(data_dir: Path) -> None:
@@ -219,7 +250,8 @@ def down(data_dir: Path) -> None:
     if not path.exists() or _is_free_lock(path):
         raise NotFound("not_up", f"no `harli up` runs on data directory {data_dir}; nothing is stopped", "data_dir")
     process = int(path.read_text())
-    os.kill(process, signal.SIGTERM)
+    with suppress(ProcessLookupError):  # one that was killed: its reaper ends the parts
+        os.kill(process, signal.SIGTERM)
     deadline = time.monotonic() + _DOWN_S
     while not _is_free_lock(path):
         if time.monotonic() > deadline:
@@ -274,9 +306,10 @@ def holder(port: int) -> str:
 
 
 class Supervisor:
-    """Runs parts until it is asked to stop or a part cannot be started."""
+    """Runs parts until it is asked to stop or a part cannot be started. `lock`: the file that holds `data_dir`."""
 
-    def __init__(self, data_dir: Path, parts: Sequence[Spec], display: Display) -> None:
+    def __init__(self, data_dir: Path, parts: Sequence[Spec], display: Display, lock: IO[str]) -> None:
+        self._lock = lock
         self._state_file = data_dir / "run" / "parts.json"
         self._display = display
         now = datetime.now(UTC)
@@ -461,6 +494,7 @@ class Supervisor:
             stdin=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
+            pass_fds=(self._lock.fileno(),),
         )
         for running in self._parts.values():
             if running.process is not None:
@@ -526,7 +560,8 @@ def tail(log: Path, lines: int, start: int = 0) -> str:
 
 def up(settings: Settings, *, demo: bool = False, console: bool = True) -> None:
     """Run Harli until it is interrupted. Raises HarliError when it cannot start."""
-    with hold(settings.data_dir):
+    await_reaper(settings.data_dir, print)
+    with hold(settings.data_dir) as lock:
         parts = specs(settings, demo=demo, console=console)
         check_ports(settings.host, parts)
-        Supervisor(settings.data_dir, parts, Display(settings)).run()
+        Supervisor(settings.data_dir, parts, Display(settings), lock).run()

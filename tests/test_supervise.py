@@ -22,7 +22,7 @@ import pytest
 from core.config import EngineSettings, Settings
 from core.control import dispatcher
 from core.errors import Conflict, HarliError, Invalid
-from core.supervise import Spec, check_ports, hold, specs
+from core.supervise import Spec, await_reaper, check_ports, down, hold, specs
 from tests.api.serving import plain, served
 from tests.control.peer import AdapterServer, EnginePeer
 from tests.stack import lives, until
@@ -34,7 +34,7 @@ from pathlib import Path
 from core.config import EngineSettings, Settings
 from core.display import Display
 from core.errors import HarliError
-from core.supervise import Spec, Supervisor, hold
+from core.supervise import Spec, Supervisor, await_reaper, hold
 
 data_dir = Path(sys.argv[1])
 parts = []
@@ -42,8 +42,9 @@ for part in json.loads(sys.argv[2]):
     flag = part.pop("flag")
     parts.append(Spec(ready=lambda http, process, flag=flag: Path(flag).exists(), **part))
 try:
-    with hold(data_dir):
-        Supervisor(data_dir, parts, Display(Settings(data_dir=data_dir))).run()
+    await_reaper(data_dir, print)
+    with hold(data_dir) as lock:
+        Supervisor(data_dir, parts, Display(Settings(data_dir=data_dir)), lock).run()
 except HarliError as error:
     sys.exit(f"error: {error.message} [{error.code}]")
 """
@@ -270,6 +271,37 @@ def test_no_orphan_survives_a_killed_supervisor(start: Start, tmp_path: Path) ->
     until(lambda: not group.orphans())
     assert (tmp_path / "ended").read_text().split() == ["api"], "it was asked to stop before it would have been killed"
     assert not (tmp_path / "run" / "parts.json").exists()
+
+
+def test_the_next_group_waits_until_that_of_a_killed_supervisor_has_ended(start: Start, tmp_path: Path) -> None:
+    engine = part(tmp_path, "engine", DEAF, grace_s=2.0) | {"flag": str(tmp_path)}
+    group = start(engine)
+    until(group.ready)
+    until(lambda: "deaf" in (tmp_path / "logs" / "engine.log").read_text())
+    before = group.parts()["engine"]["pid"]
+    group.process.kill()
+    group.process.wait()
+    following = start(engine)
+    assert lives(before)
+    until(lambda: following.ready() and following.parts()["engine"]["pid"] != before)
+    assert not lives(before)
+    output = following.end()
+    assert f"`harli up` (process {group.process.pid}) was killed; waiting" in output
+    with hold(tmp_path):
+        await_reaper(tmp_path, pytest.fail)  # whoever runs is not waited for
+
+
+def test_down_waits_for_what_a_killed_supervisor_had_started(start: Start, tmp_path: Path) -> None:
+    group = start(part(tmp_path, "engine", DEAF, grace_s=1.0) | {"flag": str(tmp_path)})
+    until(group.ready)
+    until(lambda: "deaf" in (tmp_path / "logs" / "engine.log").read_text())
+    engine = group.parts()["engine"]["pid"]
+    group.process.kill()
+    group.process.wait()
+    assert lives(engine)
+    down(tmp_path)
+    assert not lives(engine)
+    until(lambda: not group.orphans(), what="the reaper, which has let go of the lock, to end")
 
 
 def test_a_killed_reaper_ends_nothing_and_another_takes_its_place(start: Start, tmp_path: Path) -> None:
