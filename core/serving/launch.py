@@ -180,11 +180,26 @@ def _when_up(settings: Settings, say: Callable[[str], None]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         return
     hello = active.hello
+    _unname_load_file()
     say(f"engine {engine_id}: {hello.model} ({hello.dtype}) on {hello.device_name} at {settings.engine_url}")
     with httpx.Client(base_url=settings.engine_url, timeout=120.0) as http:
         decode_only = settings.engine.arguments.get("disaggregation_mode") == "decode"
         measure(http, active, say, decode_only=decode_only)
     say("ready")
+
+
+def _unname_load_file() -> None:
+    """SGLang shares the scheduler's load in a file of /dev/shm that it never removes. Once all who use it have it open
+    its name can go: the kernel frees it with their last, however they end. Of several schedulers or HTTP processes it
+    cannot be seen whether all have."""
+    from sglang.srt.entrypoints.http_server import get_global_state
+    from sglang.srt.managers.load_snapshot import ShmLoadSnapshotReader
+
+    manager = get_global_state().tokenizer_manager
+    reader, arguments = manager.load_snapshot_reader, manager.server_args
+    alone = arguments.dp_size == 1 and arguments.tokenizer_worker_num == 1
+    if alone and isinstance(reader, ShmLoadSnapshotReader) and reader.read_all():
+        Path(reader.path).unlink(missing_ok=True)
 
 
 def measure(

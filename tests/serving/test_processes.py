@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,6 +21,19 @@ def test_on_a_cpu_scheduler_and_detokenizer_are_forked(engine: Engine) -> None:
     children = psutil.Process(engine.process.pid).children()
     # What is spawned has a third beside it, which keeps track of what the others share.
     assert {child.name() for child in children} == {"sglang::scheduler", "sglang::detokenizer"}
+
+
+@pytest.mark.engine
+def test_an_engine_leaves_nothing_in_shared_memory_however_it_ends(engine: Engine) -> None:
+    shared = {
+        Path(file.path)
+        for process in (psutil.Process(engine.process.pid), *psutil.Process(engine.process.pid).children())
+        for file in process.open_files()
+    }
+    named = {path for path in Path("/dev/shm").glob("sglang_loads_*") if path in shared}
+    assert not named
+    loads = engine.http.get("/v1/loads").json()["loads"]
+    assert len(loads) == 1, "its HTTP process still reads what its scheduler writes"
 
 
 def test_a_tokenizer_is_loaded_once() -> None:
