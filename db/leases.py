@@ -37,15 +37,20 @@ def store_time(session: Session) -> datetime:
 
 
 def acquire(session: Session, name: str, holder: str, duration_s: float) -> int | None:
-    """Take or renew a lease in a write transaction: its token, or None while someone else holds it."""
+    """Take or renew a lease in a write transaction: its token, or None while someone else holds it.
+
+    One that ends later than a lease can that is taken now is from before the clock was set back. It may be held still,
+    so that it is not taken away but cut: who holds it renews it in time."""
     time = store_time(session)
     lease = session.get(LeaseRecord, name)
     if lease is None:
         lease = LeaseRecord(name=name, holder=None, token=0, expires_at=time)
         session.add(lease)
     if lease.holder != holder:
-        if lease.holder is not None and lease.expires_at > time:
-            return None
+        if lease.holder is not None:
+            lease.expires_at = min(lease.expires_at, time + timedelta(seconds=duration_s))
+            if lease.expires_at > time:
+                return None
         lease.holder = holder
         lease.token += 1
     lease.expires_at = time + timedelta(seconds=duration_s)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
+import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import text, update
@@ -188,3 +189,22 @@ def test_a_lease_has_one_holder_and_a_token_that_grows(store: Store) -> None:
         third = leases.acquire(session, "dispatcher", "c", 60)
         assert third is not None and third > second, "a lease that ran out may be taken"
         assert not leases.holds(session, "dispatcher", "b", second)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_lease_from_before_the_clock_was_set_back_lasts_no_longer_than_one_of_now(store: Store, lives: bool) -> None:
+    def acquire(holder: str) -> int | None:
+        with store.write() as session:
+            return leases.acquire(session, "dispatcher", holder, 0.5)
+
+    first = acquire("a")
+    with store.write() as session:
+        session.get_one(leases.LeaseRecord, "dispatcher").expires_at += timedelta(hours=1)
+    assert acquire("b") is None, "who holds it has the time to renew it"
+    for _ in range(4):
+        time.sleep(0.2)
+        if lives:
+            assert acquire("a") == first
+            assert acquire("b") is None
+    second = acquire("b")
+    assert (second is None) if lives else (second is not None and first is not None and second > first)
