@@ -26,20 +26,21 @@ class TelemetryRecord(Base):
     raw: Mapped[bytes]
 
 
-# Asked for several times a second, so that they are built once.
-_SINCE = (
+# Asked for several times a second, so that they are built once. There may be intervals that are still to come, where
+# the clock was set back.
+_SPAN = (
     TelemetryRecord.resolution_s == bindparam("resolution_s"),
-    TelemetryRecord.time >= bindparam("start"),
+    TelemetryRecord.time.between(bindparam("start"), bindparam("end")),
 )
 _STORED = (
     select(TelemetryRecord.time, TelemetryRecord.resolution_s, TelemetryRecord.raw)
-    .where(*_SINCE)
+    .where(*_SPAN)
     .order_by(TelemetryRecord.time)
 )
-_NEWEST = select(TelemetryRecord.point).where(*_SINCE).order_by(TelemetryRecord.time.desc()).limit(1)
+_NEWEST = select(TelemetryRecord.point).where(*_SPAN).order_by(TelemetryRecord.time.desc()).limit(1)
 _TEXTS = (
     select(TelemetryRecord.time, cast(TelemetryRecord.point, Text).label("point"))
-    .where(*_SINCE)
+    .where(*_SPAN)
     .order_by(TelemetryRecord.time)
     .subquery()
 )
@@ -72,29 +73,32 @@ def between(session: Session, resolution_s: int, start: datetime, end: datetime 
     return list(session.scalars(query.order_by(TelemetryRecord.time)))
 
 
-def points(session: Session, resolution_s: int, start: datetime) -> list[tuple[datetime, int, dict[str, Any]]]:
-    """(time, seconds, point) of the intervals from `start` on, oldest first, without the raw values."""
+def points(
+    session: Session, resolution_s: int, start: datetime, end: datetime
+) -> list[tuple[datetime, int, dict[str, Any]]]:
+    """(time, seconds, point) of the intervals that begin from `start` to `end`, oldest first, without the raw
+    values."""
     query = select(TelemetryRecord.time, TelemetryRecord.resolution_s, TelemetryRecord.point).where(
-        TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time >= start
+        TelemetryRecord.resolution_s == resolution_s, TelemetryRecord.time.between(start, end)
     )
     return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(TelemetryRecord.time))]
 
 
-def stored(session: Session, resolution_s: int, start: datetime) -> Sequence[Row[datetime, int, bytes]]:
-    """time, resolution_s and raw of the intervals from `start` on, oldest first."""
-    return session.execute(_STORED, {"resolution_s": resolution_s, "start": start}).all()
+def stored(session: Session, resolution_s: int, start: datetime, end: datetime) -> Sequence[Row[datetime, int, bytes]]:
+    """time, resolution_s and raw of the intervals that begin from `start` to `end`, oldest first."""
+    return session.execute(_STORED, {"resolution_s": resolution_s, "start": start, "end": end}).all()
 
 
-def points_json(session: Session, resolution_s: int, start: datetime) -> tuple[str, datetime | None]:
-    """The points from `start` on, oldest first, as a JSON array, and the time of the last one. In one row: SQLite's
-    driver lets go of the interpreter's lock for each row that it fetches, and then has to wait for it."""
-    listed, last = session.execute(_POINTS, {"resolution_s": resolution_s, "start": start}).one()
+def points_json(session: Session, resolution_s: int, start: datetime, end: datetime) -> tuple[str, datetime | None]:
+    """The points that begin from `start` to `end`, oldest first, as a JSON array, and the time of the last one. In one
+    row: SQLite's driver lets go of the interpreter's lock for each row that it fetches, and then has to wait for it."""
+    listed, last = session.execute(_POINTS, {"resolution_s": resolution_s, "start": start, "end": end}).one()
     return f"[{listed or ''}]", last
 
 
-def newest_point(session: Session, resolution_s: int, start: datetime) -> dict[str, Any] | None:
-    """Of the last interval, if that began at `start` or later."""
-    return session.scalar(_NEWEST, {"resolution_s": resolution_s, "start": start})
+def newest_point(session: Session, resolution_s: int, start: datetime, end: datetime) -> dict[str, Any] | None:
+    """Of the last interval that began from `start` to `end`."""
+    return session.scalar(_NEWEST, {"resolution_s": resolution_s, "start": start, "end": end})
 
 
 def first_time(session: Session, resolution_s: int, start: datetime | None = None) -> datetime | None:

@@ -15,6 +15,7 @@ from core import alert_text
 from core.api import schemas
 from core.control import pages, telemetry, webhooks
 from core.control.context import Control
+from core.control.elapsed import Elapsed
 from core.errors import NotFound
 from core.telemetry.interval import point
 from db import alerts as rows
@@ -129,7 +130,7 @@ class Look:
 
     def _measured(self, rule: AlertRuleRecord) -> float | None:
         """A figure of the engine's reports over the rule's window; None without reports."""
-        interval = self.control.window.last(rule.window_s, self.at.timestamp())
+        interval = self.control.window.last(rule.window_s)
         if interval is None:
             return None
         if rule.metric == "finetune_tokens_s" and not job_rows.in_states(self.session, ("running",)):
@@ -142,18 +143,20 @@ class Look:
         return value
 
 
-def evaluate(control: Control, write: Write, at: datetime) -> None:
+def evaluate(control: Control, write: Write, at: datetime, held: Elapsed[str]) -> None:
     """Look at every rule and move its alert on. `write` opens a write transaction that fails once the lease is lost;
-    one is opened only when something changes."""
+    one is opened only when something changes. `held` is the caller's from one look to the next: for how long rules have
+    held, by name."""
     with control.store.read() as session:
         look = Look(control, session, at)
         found = {rule.name: rule for rule in rows.rules(session)}
         values = {name: look.value(rule) for name, rule in found.items() if rule.enabled}
         opened = rows.open_ones(session)
+    held_s = held.seconds(name for name, value in values.items() if _holds(found[name], value))
     due = {
         name: step
         for name in {*found, *opened}
-        if (step := next_step(found.get(name), opened.get(name), values.get(name), at)) is not None
+        if (step := next_step(found.get(name), opened.get(name), held_s.get(name))) is not None
     }
     if not due:
         return
@@ -163,23 +166,22 @@ def evaluate(control: Control, write: Write, at: datetime) -> None:
             _apply(session, step, found.get(name), opened.get(name), values.get(name), at)
 
 
-def next_step(
-    rule: AlertRuleRecord | None, alert: AlertRecord | None, value: float | None, at: datetime
-) -> Step | None:
-    """What becomes of a rule's open alert (None: it has none) now that its figure is `value`."""
-    holds = rule is not None and rule.enabled and value is not None and _holds(rule, value)
-    if alert is None:
-        assert rule is not None
-        return None if not holds else "firing" if rule.for_s <= 0 else "pending"
-    if alert.state == "pending":
-        if not holds:
-            return "dropped"
-        assert rule is not None
-        return "firing" if (at - alert.began_at).total_seconds() >= rule.for_s else None
-    return None if holds else "resolved"
+def next_step(rule: AlertRuleRecord | None, alert: AlertRecord | None, held_s: float | None) -> Step | None:
+    """What becomes of a rule's open alert (None: it has none) now that the rule has held for so many seconds (None: it
+    does not hold, is off, or is there no more)."""
+    if alert is not None and alert.state == "firing":
+        return "resolved" if held_s is None else None
+    if held_s is None:
+        return "dropped" if alert is not None else None
+    assert rule is not None
+    if held_s >= rule.for_s:
+        return "firing"
+    return "pending" if alert is None else None
 
 
-def _holds(rule: AlertRuleRecord, value: float) -> bool:
+def _holds(rule: AlertRuleRecord, value: float | None) -> bool:
+    if value is None:
+        return False
     return value > rule.threshold if rule.comparison == "above" else value < rule.threshold
 
 

@@ -9,12 +9,13 @@ holds, and which commands it has been sent.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from sqlalchemy.orm import Session
 from core.control import adapters, notices, orders, progress, quotas, targets
 from core.control import telemetry as history
 from core.control.context import Control
+from core.control.elapsed import Elapsed
 from core.control.jobs import MAX_STALLS
 from core.control.lifecycle import TRANSITIONS, remark, transition
 from core.errors import HarliError, full_disk
@@ -66,6 +68,8 @@ _MAX_ADAPTER_BYTES = 1 << 40
 _ENDED = ("paused", "succeeded", "cancelled", "failed", "interrupted")
 
 Send = Callable[[str, ToEngine], bool]
+# What an engine is to do with a job: the job, the command or the state to get past, since when.
+Awaited = tuple[str, str, datetime]
 
 
 class LeaseLost(Exception):
@@ -105,6 +109,7 @@ class Dispatcher:
         self._unstored: dict[str, tuple[int | None, Path, JobUpdate | None]] = {}
         self._released: dict[tuple[str, int], float] = {}
         self._not_before = 0.0
+        self._awaited: Elapsed[Awaited] = Elapsed()
         self._adopt_known_engine()
 
     def _adopt_known_engine(self) -> None:
@@ -197,9 +202,10 @@ class Dispatcher:
             if known != hello.engine_id:
                 record.since = time_
             record.applied_version = None
-            for other in engines.others(session, hello.engine_id):
+            for other in (others := engines.others(session, hello.engine_id)):
                 if other.state != "gone":
                     other.state, other.state_since = "gone", time_
+            _precede(others, record.since)
             if fresh:
                 self._forget_deployments(session, hello.engine_id)
             targets.propose(session, hello.solo_itl_ms)
@@ -250,7 +256,7 @@ class Dispatcher:
         if message.time > (limit := time.time()):
             message = msgspec.structs.replace(message, time=limit)
         interval = intervals.of_message(message, self._itl_ms)
-        self._control.window.add(interval)
+        self._control.window.add(interval, limit - message.time)
         self._control.totals.add(interval)
         if (done := self._seconds.add(interval)) is not None:
             self._done.append(done)
@@ -498,13 +504,16 @@ class Dispatcher:
         link = self._link
         if link is not None and not link.lost and time.monotonic() - link.heard > SILENCE_S:
             self._lose(link)
-        time_ = now()
         with self._control.store.read() as session:
-            late = [job.id for job in rows.in_states(session, IN_ENGINE) if _overdue(job, time_)]
-        for job_id in set(late) - self._unstored.keys():
+            awaited = [_awaited(job) for job in rows.in_states(session, IN_ENGINE) if job.engine_id is not None]
+        limits = {**COMMAND_S, "starting": STARTING_S, "saving": SAVING_S}
+        late = [one for one, s in self._awaited.seconds(awaited).items() if s > limits.get(one[1], math.inf)]
+        for one in late:
+            if one[0] in self._unstored:
+                continue
             with self._write() as session:
-                job = rows.find(session, job_id)
-                if job is not None and job.state in IN_ENGINE and _overdue(job, time_):
+                job = rows.find(session, one[0])
+                if job is not None and job.state in IN_ENGINE and _awaited(job) == one:
                     doing = f"do what was asked ({job.command})" if job.command else f"get past {job.state}"
                     job.token = None
                     progress.interrupt(session, job, f"the engine did not {doing} in time; settled without it")
@@ -544,10 +553,16 @@ class Dispatcher:
                 history.put_second(session, *done)
 
 
-def _overdue(job: JobRecord, time_: datetime) -> bool:
-    if job.engine_id is None:
-        return False
+def _awaited(job: JobRecord) -> Awaited:
     if job.command is not None and job.command_at is not None:
-        return (time_ - job.command_at).total_seconds() > COMMAND_S[job.command]
-    limit = {"starting": STARTING_S, "saving": SAVING_S}.get(job.state)
-    return limit is not None and (time_ - job.state_since).total_seconds() > limit
+        return job.id, job.command, job.command_at
+    return job.id, job.state, job.state_since
+
+
+def _precede(others: Sequence[EngineRecord], since: datetime) -> None:
+    """Have other engines be older than one that came at `since`, in the order that they have: where the clock was set
+    back they can seem younger."""
+    for other in sorted(others, key=lambda other: other.since, reverse=True):
+        if other.since < since:
+            return
+        since = other.since = since - timedelta(microseconds=1)

@@ -184,7 +184,8 @@ def _why_waiting(
 
 def _latest(session: Session) -> dict[str, Any] | None:
     """The engine's newest second."""
-    found = telemetry.points(session, 1, now() - _FRESH)
+    time = now()
+    found = telemetry.points(session, 1, time - _FRESH, time)
     return found[-1][2] if found else None
 
 

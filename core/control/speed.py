@@ -28,9 +28,12 @@ def measured(session: Session) -> Speed | None:
     since = _same_engine_since(session)
     if since is None:
         return None
+    time = now()
+    if since > time:  # the clock was set back
+        since = time - _PRESENT
     for resolution in RESOLUTIONS:
-        start = max(since, now() - (_PRESENT if resolution == 1 else RESOLUTIONS[resolution]))
-        points = [point for point in rows.points(session, resolution, start) if _job_there(point[2])]
+        start = max(since, time - (_PRESENT if resolution == 1 else RESOLUTIONS[resolution]))
+        points = [point for point in rows.points(session, resolution, start, time) if _job_there(point[2])]
         if resolution != 1:
             points = points[-_LAST_POINTS:]
         if (speed := _of(points)) is not None:

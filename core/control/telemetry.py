@@ -32,6 +32,8 @@ KEEP_ALERTS = timedelta(days=90)
 KEEP_KEYS = timedelta(days=1)
 KEEP_AUDIT = timedelta(days=400)
 _FRESH_S = 3.0
+# Covers the coarsest span and the pause between two times of making such points.
+_AGAIN = timedelta(seconds=120)
 _PARTS = TypeAdapter(list[schemas.Part])
 _POINT = schemas.TelemetryPoint.model_fields.keys()
 # An interval of the store: a whole TelemetryRecord, or some of its columns.
@@ -47,23 +49,24 @@ def put_second(session: Session, second: int, interval: Interval) -> None:
 
 
 def roll_up(session: Session, time: datetime) -> None:
-    """Make the coarser points that are due at `time` from the 1 s points, however long ago that was done last."""
+    """Make the coarser points that are due at `time` from the 1 s points, however long ago that was done last. Where
+    the clock was set back there are points of what comes again, and the new ones take their place."""
     for resolution in (10, 60):
+        end = datetime.fromtimestamp(_floor(time.timestamp(), resolution), UTC)
         last = rows.last_time(session, resolution)
         begin = last + timedelta(seconds=resolution) if last is not None else None
+        if begin is not None and begin > end:
+            begin = end - _AGAIN
         first = rows.first_time(session, 1, begin)
         if first is None:
             continue
-        end = _floor(time.timestamp(), resolution)
-        found = rows.between(session, 1, datetime.fromtimestamp(_floor(first.timestamp(), resolution), UTC))
-        groups = _grouped(found, resolution)
+        found = rows.between(session, 1, datetime.fromtimestamp(_floor(first.timestamp(), resolution), UTC), end)
         rows.put(
             session,
             resolution,
             [
                 _row(start, coarsen(merge([unpack(row.raw) for row in group])))
-                for start, group in groups
-                if start + resolution <= end
+                for start, group in _grouped(found, resolution)
             ],
         )
 
@@ -108,12 +111,14 @@ def history_json(control: Control, seconds: float, points: int) -> bytes:
     shared: list[_Span] = []
     with control.store.read() as session:
         for size in sorted((size for size in RESOLUTIONS if size <= level), reverse=True):
+            # Where the clock was set back, the span that goes on now has a point of before.
+            ended = end - timedelta(seconds=size)
             if size == step:
                 # What fills a column alone is shown as it is stored ...
-                stored, last = rows.points_json(session, size, since)
+                stored, last = rows.points_json(session, size, since, ended)
             else:
                 # ... what shares one is summed up from raw values.
-                found = rows.stored(session, size, since)
+                found = rows.stored(session, size, since, ended)
                 shared += found
                 last = found[-1].time if found else None
             since = max(start, last + timedelta(seconds=size)) if last is not None else since
@@ -148,10 +153,9 @@ def _summary(start: int, group: Sequence[_Span]) -> schemas.TelemetryPoint:
 def live(control: Control, window_s: float) -> schemas.Live:
     """The engine, its targets and the last `window_s` seconds, exact: from memory in the process that follows the
     engine, from the store in any other."""
-    time = now()
     with control.store.read() as session:
         window = recent(control, session, window_s)
-        latest = control.window.last(2.0, time.timestamp()) or _stored(session, _FRESH_S, time)
+        latest = control.window.last(2.0) or _stored(session, _FRESH_S)
         return schemas.Live(
             engine=engines.view(session),
             targets=targets.view(session),
@@ -178,19 +182,20 @@ def _shown(control: Control, interval: Interval | None) -> schemas.TelemetryPoin
 
 def recent(control: Control, session: Session, seconds: float) -> Interval | None:
     """The last seconds in one: from memory in the process that follows the engine, from the store in any other."""
-    time = now()
-    return control.window.last(seconds, time.timestamp()) or _stored(session, seconds, time)
+    return control.window.last(seconds) or _stored(session, seconds)
 
 
 def paused_reason(session: Session) -> str | None:
     """Why the engine lets finetuning stand still, by its report of the last seconds; None when it does not."""
-    found = rows.newest_point(session, 1, now() - timedelta(seconds=_FRESH_S))
+    time = now()
+    found = rows.newest_point(session, 1, time - timedelta(seconds=_FRESH_S), time)
     reason: str | None = found["paused_reason"] if found is not None else None
     return reason
 
 
-def _stored(session: Session, window_s: float, time: datetime) -> Interval | None:
-    found = rows.stored(session, 1, time - timedelta(seconds=window_s))
+def _stored(session: Session, window_s: float) -> Interval | None:
+    time = now()
+    found = rows.stored(session, 1, time - timedelta(seconds=window_s), time)
     return merge([unpack(row.raw) for row in found]) if found else None
 
 

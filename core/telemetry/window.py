@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 
 from core.telemetry.interval import Interval, merge
 
 KEPT_S = 600.0
+# No report comes so late: the clock that they are dated by was set back.
+_LATE_S = 5.0
 
 
 class Window:
-    """Intervals of the last `KEPT_S` seconds, in order. Safe to share between threads."""
+    """Intervals of the last `KEPT_S` seconds, in order, by a `clock` (seconds) that, unlike the one that they are dated
+    by, is never set. Safe to share between threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
-        self._intervals: deque[Interval] = deque()
+        self._intervals: deque[tuple[float, Interval]] = deque()
 
-    def add(self, interval: Interval) -> None:
+    def add(self, interval: Interval, age_s: float = 0.0) -> None:
+        """Take in what ended `age_s` seconds ago."""
         with self._lock:
-            self._intervals.append(interval)
-            while self._intervals[0].end < interval.end - KEPT_S:
+            time_ = self._clock()
+            self._intervals.append((time_ - age_s, interval))
+            while self._intervals and self._intervals[0][0] < time_ - KEPT_S:
                 self._intervals.popleft()
 
-    def last(self, seconds: float, now: float) -> Interval | None:
-        """What ended in the `seconds` before `now` (Unix seconds) in one, None when nothing did."""
+    def last(self, seconds: float) -> Interval | None:
+        """What ended in the last `seconds` in one, None when nothing did."""
         with self._lock:
-            recent = [interval for interval in self._intervals if interval.end > now - seconds]
+            since = self._clock() - seconds
+            recent = [interval for end, interval in self._intervals if end > since]
         return merge(recent) if recent else None
 
 
@@ -41,9 +50,9 @@ class Seconds:
         """Take an interval in; the second that it shows to be over, (its start, Unix seconds) and all of it."""
         second = int(interval.end)
         done = None
-        if self._second is not None and second > self._second:
+        if self._second is None or second > self._second or second < self._second - _LATE_S:
             done = self.flush()
-        self._second = max(second, self._second or 0)
+            self._second = second
         self._open.append(interval)
         return done
 

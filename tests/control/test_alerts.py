@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -13,8 +14,10 @@ from sqlalchemy import select
 from core.api import schemas
 from core.control import alerts, owner
 from core.control.context import Control
+from core.control.elapsed import Elapsed
 from core.errors import NotFound
 from core.telemetry import interval as iv
+from core.telemetry.window import Window
 from db.alerts import AlertRecord, AlertRuleRecord
 from db.base import now
 from db.webhooks import DeliveryRecord, WebhookRecord
@@ -22,7 +25,6 @@ from tests.control.peer import EnginePeer
 from tests.stack import until
 from tests.telemetry.test_interval import message
 
-BEGIN = now()
 # What is no different on the two databases is tried with one.
 either = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 
@@ -32,40 +34,41 @@ def rule(**fields: object) -> AlertRuleRecord:
     return AlertRuleRecord(**{**base, "window_s": 60.0, "severity": "warning", "enabled": True, **fields})
 
 
-def opened(state: str, began: datetime = BEGIN) -> AlertRecord:
-    return AlertRecord(rule="slow", severity="warning", state=state, message="", began_at=began)
+def opened(state: str) -> AlertRecord:
+    return AlertRecord(rule="slow", severity="warning", state=state, message="", began_at=now())
 
 
 @pytest.mark.parametrize(
-    ("record", "value", "after_s", "step"),
+    ("record", "held_s", "step"),
     [
-        (None, 39.0, 0, None),
-        (None, 41.0, 0, "pending"),
-        (None, None, 0, None),
-        (opened("pending"), 41.0, 59, None),
-        (opened("pending"), 41.0, 60, "firing"),
-        (opened("pending"), 40.0, 59, "dropped"),
-        (opened("firing"), 41.0, 999, None),
-        (opened("firing"), 39.0, 999, "resolved"),
-        (opened("firing"), None, 999, "resolved"),
+        (None, None, None),
+        (None, 0.0, "pending"),
+        (None, 60.0, "firing"),
+        (opened("pending"), None, "dropped"),
+        (opened("pending"), 59.0, None),
+        (opened("pending"), 60.0, "firing"),
+        (opened("firing"), 999.0, None),
+        (opened("firing"), 0.0, None),
+        (opened("firing"), None, "resolved"),
     ],
 )
-def test_states_follow_the_figure(record: AlertRecord | None, value: float | None, after_s: int, step: str) -> None:
-    assert alerts.next_step(rule(), record, value, BEGIN + timedelta(seconds=after_s)) == step
+def test_states_follow_how_long_the_rule_has_held(
+    record: AlertRecord | None, held_s: float | None, step: str | None
+) -> None:
+    assert alerts.next_step(rule(), record, held_s) == step
 
 
 def test_a_rule_that_waits_for_nothing_fires_at_once() -> None:
-    assert alerts.next_step(rule(for_s=0.0), None, 41.0, BEGIN) == "firing"
-    assert alerts.next_step(rule(comparison="below", for_s=0.0), None, 39.0, BEGIN) == "firing"
+    assert alerts.next_step(rule(for_s=0.0), None, 0.0) == "firing"
 
 
-def test_a_rule_that_is_off_or_gone_ends_its_alert() -> None:
-    assert alerts.next_step(rule(enabled=False), opened("firing"), None, BEGIN) == "resolved"
-    assert alerts.next_step(None, opened("pending"), None, BEGIN) == "dropped"
+def test_a_rule_that_is_gone_ends_its_alert() -> None:
+    assert alerts.next_step(None, opened("firing"), None) == "resolved"
+    assert alerts.next_step(None, opened("pending"), None) == "dropped"
 
 
-def look(control: Control, at: datetime) -> list[schemas.Alert]:
-    alerts.evaluate(control, control.store.write, at)
+def look(control: Control, at: datetime, held: Elapsed[str] | None = None) -> list[schemas.Alert]:
+    alerts.evaluate(control, control.store.write, at, held or Elapsed())
     return alerts.page(control, 10, None, None).items
 
 
@@ -76,7 +79,11 @@ def only(control: Control, name: str, **fields: object) -> None:
     alerts.put_rule(control, name, schemas.AlertRuleBody.model_validate(fields))
 
 
-def test_an_alert_from_its_beginning_to_its_end(control: Control) -> None:
+@pytest.mark.parametrize("by", [timedelta(), timedelta(hours=-1), timedelta(hours=1)])
+def test_an_alert_from_its_beginning_to_its_end_whatever_the_clock_is_set_to(control: Control, by: timedelta) -> None:
+    seconds = 0.0
+    control = replace(control, window=Window(lambda: seconds))
+    held: Elapsed[str] = Elapsed(lambda: seconds)
     only(control, "slow", metric="itl_p99_ms", comparison="above", threshold=40, for_s=30, severity="critical")
     time_ = now()
 
@@ -84,19 +91,33 @@ def test_an_alert_from_its_beginning_to_its_end(control: Control) -> None:
         control.window.add(iv.of_message(message(time=at.timestamp(), itl=[(ms, 10)]), {}))
 
     gaps(50.0, time_)
-    assert [alert.state for alert in look(control, time_)] == ["pending"]
-    later = time_ + timedelta(seconds=31)
+    assert [alert.state for alert in look(control, time_, held)] == ["pending"]
+    seconds = 29.0
+    assert [alert.state for alert in look(control, time_ + by + timedelta(seconds=29), held)] == ["pending"]
+    seconds = 31.0
+    later = time_ + by + timedelta(seconds=31)
     gaps(61.2, later)
-    (fired,) = look(control, later)
+    (fired,) = look(control, later, held)
     assert (fired.state, fired.severity, fired.fired_at) == ("firing", "critical", later)
     assert fired.message == "the p99 ITL is 61.2 ms, above 40 ms"
-    assert look(control, later) == [fired], "nothing changes, nothing is written"
+    assert look(control, later, held) == [fired], "nothing changes, nothing is written"
+    seconds = 121.0
     much_later = later + timedelta(seconds=90)
     gaps(20.0, much_later)
-    (ended,) = look(control, much_later)
+    (ended,) = look(control, much_later, held)
     assert (ended.state, ended.resolved_at) == ("resolved", much_later)
     gaps(80.0, much_later)
-    assert [alert.state for alert in look(control, much_later)] == ["pending", "resolved"], "the next time is a new one"
+    assert [alert.state for alert in look(control, much_later, held)] == ["pending", "resolved"], "a new one"
+
+
+def test_a_rule_that_is_off_or_on_the_right_side_holds_not(control: Control) -> None:
+    control.window.add(iv.of_message(message(time=now().timestamp(), itl=[(40.0, 10)]), {}))
+    for comparison, enabled in (("above", True), ("below", True), ("above", False)):
+        threshold = 40 if enabled else 30
+        only(control, "slow", metric="itl_p99_ms", comparison=comparison, threshold=threshold, for_s=0, enabled=enabled)
+        assert look(control, now()) == []
+    only(control, "fast", metric="itl_p99_ms", comparison="below", threshold=41, for_s=0)
+    assert [alert.state for alert in look(control, now())] == ["firing"]
 
 
 @either

@@ -215,6 +215,16 @@ def test_seconds_without_a_job_and_another_models_engine_do_not_count(control: C
         assert speed.measured(session) is None
 
 
+def test_the_speed_is_known_when_the_clock_was_set_back_behind_the_engines_hello(control: Control) -> None:
+    engine(control)
+    reports(control, [(100.0, 50.0)] * 10)
+    with control.store.write() as session:
+        session.get_one(EngineRecord, "e").since = now() + timedelta(minutes=30)
+    with control.store.read() as session:
+        measured = speed.measured(session)
+    assert measured is not None and measured.tokens_s == pytest.approx(100)
+
+
 def test_an_estimate_adds_up(control: Control) -> None:
     spec = resolved(epochs=1, deadline=now() + timedelta(seconds=30))
     todo = estimates.work(LENGTHS, spec)

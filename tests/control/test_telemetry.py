@@ -16,13 +16,13 @@ from tests.control.figures import history
 from tests.telemetry.test_interval import message
 
 
-def fill(control: Control, start: datetime, seconds: int) -> None:
+def fill(control: Control, start: datetime, seconds: int, tokens: int = 2) -> None:
     """One gap a second: 10.00 ms, 11.00 ms, ... over again every 10 s, plus digits that rounding takes off."""
     base = int(start.timestamp())
     with control.store.write() as session:
         for second in range(base, base + seconds):
             gap = 10.0 + second % 10 + 0.0123
-            report = message(time=second + 1.0, interval_s=1.0, itl=[(gap, 2)], decode_tokens=2)
+            report = message(time=second + 1.0, interval_s=1.0, itl=[(gap, 2)], decode_tokens=tokens)
             seen = iv.of_message(report, {None: 15.5})
             telemetry.put_second(session, second, seen)
 
@@ -97,6 +97,29 @@ def test_what_one_owner_left_undone_the_next_one_makes_up(control: Control) -> N
     fill(control, aligned(600), 60)
     roll_up(control)
     assert count(control, 60) == 2
+
+
+def test_when_the_clock_was_set_back_figures_are_of_now_and_not_of_what_comes_again(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = aligned(60)
+    time = start + timedelta(seconds=95)
+    fill(control, start, 600, 1)
+    with control.store.write() as session:
+        telemetry.roll_up(session, start + timedelta(seconds=600))
+    assert (count(control, 10), count(control, 60)) == (60, 10)
+    fill(control, start, 95, 100)  # comes again
+    with control.store.write() as session:
+        telemetry.roll_up(session, time)
+    monkeypatch.setattr(telemetry, "now", lambda: time)
+    live = telemetry.live(control, 30)
+    assert live.window is not None and live.now is not None
+    assert live.now.decode_tokens_s > 60 and live.window.decode_tokens_s > 90, "and of the second that begins"
+    for seconds, points in ((60, 60), (90, 9), (4 * 3600, 240)):
+        shown = history(control, seconds, points)
+        assert shown[-1].time < time
+        assert sum(point.interval_s for point in shown) > min(seconds, 95) - 10, "but for a span cut by the beginning"
+        assert {point.decode_tokens_s for point in shown} == {100}
 
 
 def test_a_long_history_is_coarse_and_its_newest_part_is_there_too(control: Control) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from core.telemetry import interval as iv
 from core.telemetry.window import KEPT_S, Seconds, Window
 from tests.telemetry.test_interval import message
@@ -12,25 +14,42 @@ def interval(end: float, gap_ms: float = 10.0) -> iv.Interval:
 
 
 def test_the_window_is_what_ended_in_the_last_seconds() -> None:
-    window = Window()
-    for end, gap in ((100.0, 900.0), (159.0, 20.0), (160.0, 30.0)):
-        window.add(interval(end, gap))
-    last = window.last(60, now=160.0)
+    now = 0.0
+    window = Window(lambda: now)
+    for now, age, gap in ((100.0, 0.0, 900.0), (159.0, 70.0, 800.0), (159.0, 0.5, 20.0), (160.0, 0.0, 30.0)):
+        window.add(interval(now - age, gap), age)
+    last = window.last(60)
     assert last is not None and sorted(last.itl.values) == [20.0, 30.0]
 
 
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+def test_nothing_of_it_is_lost_and_nothing_stays_when_the_clock_is_set(by_s: float) -> None:
+    now = 0.0
+    window = Window(lambda: now)
+    for now, by in ((100.0, 0.0), (101.0, by_s), (102.0, by_s)):
+        window.add(interval(1e9 + now + by))
+    seen = [window.last(seconds) for seconds in (60, 2, 0.5)]
+    assert [last.itl.total if last is not None else 0 for last in seen] == [3, 2, 1]
+    now = 162.5
+    assert window.last(60) is None
+
+
 def test_a_window_without_reports_is_none() -> None:
-    window = Window()
-    assert window.last(60, now=10.0) is None
+    now = 10.0
+    window = Window(lambda: now)
+    assert window.last(60) is None
     window.add(interval(10.0))
-    assert window.last(60, now=100.0) is None
+    now = 100.0
+    assert window.last(60) is None
 
 
 def test_old_intervals_are_forgotten() -> None:
-    window = Window()
+    now = 0.0
+    window = Window(lambda: now)
     window.add(interval(0.0))
-    window.add(interval(KEPT_S + 1))
-    last = window.last(1e9, now=KEPT_S + 1)
+    now = KEPT_S + 1
+    window.add(interval(now))
+    last = window.last(1e9)
     assert last is not None and last.itl.total == 1
 
 
@@ -51,3 +70,13 @@ def test_a_report_that_comes_late_counts_for_the_second_that_is_open() -> None:
     assert seconds.add(interval(9.0)) is None
     done = seconds.add(interval(12.0))
     assert done is not None and done[0] == 11 and done[1].itl.total == 2
+
+
+def test_seconds_go_on_when_the_clock_is_set_back() -> None:
+    seconds = Seconds()
+    assert seconds.add(interval(3610.2)) is None
+    before = seconds.add(interval(10.4))
+    assert before is not None and before[0] == 3610
+    assert seconds.add(interval(10.9)) is None
+    done = seconds.add(interval(11.4))
+    assert done is not None and done[0] == 10 and done[1].itl.total == 2
