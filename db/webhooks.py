@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, String, Text, delete, func, select
+from sqlalchemy import CheckConstraint, ColumnElement, ForeignKey, Index, String, Text, and_, delete, func, or_, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from db.base import Base, BigId
@@ -80,11 +81,22 @@ def wanting(session: Session, tenant: str, event: str, job_id: str | None) -> li
     ]
 
 
-def due(session: Session, time: datetime, limit: int) -> list[WebhookRecord]:
-    """Webhooks with a pending delivery whose time has come, those that have waited longest first."""
+def _is_due(time: datetime, pauses: Sequence[timedelta]) -> ColumnElement[bool]:
+    """Of a delivery; `pauses`: before the first, second ... attempt. One that would have to wait for longer than its
+    pause was written before the clock was set back."""
+    too_far = [
+        and_(DeliveryRecord.attempts == made, DeliveryRecord.next_at > time + pause)
+        for made, pause in enumerate(pauses)
+    ]
+    return and_(DeliveryRecord.status == "pending", or_(DeliveryRecord.next_at <= time, *too_far))
+
+
+def due(session: Session, time: datetime, pauses: Sequence[timedelta], limit: int) -> list[WebhookRecord]:
+    """Webhooks with a pending delivery whose time has come, those that have waited longest first. `pauses` are those
+    before the first, second ... attempt."""
     waiting = (
         select(DeliveryRecord.webhook_id, func.min(DeliveryRecord.id).label("first"))
-        .where(DeliveryRecord.status == "pending", DeliveryRecord.next_at <= time)
+        .where(_is_due(time, pauses))
         .group_by(DeliveryRecord.webhook_id)
         .subquery()
     )
@@ -92,11 +104,9 @@ def due(session: Session, time: datetime, limit: int) -> list[WebhookRecord]:
     return list(session.scalars(query.order_by(waiting.c.first).limit(limit)))
 
 
-def next_due(session: Session, webhook_id: str, time: datetime) -> DeliveryRecord | None:
+def next_due(session: Session, webhook_id: str, time: datetime, pauses: Sequence[timedelta]) -> DeliveryRecord | None:
     """Its oldest pending delivery whose time has come."""
-    query = select(DeliveryRecord).where(
-        DeliveryRecord.webhook_id == webhook_id, DeliveryRecord.status == "pending", DeliveryRecord.next_at <= time
-    )
+    query = select(DeliveryRecord).where(DeliveryRecord.webhook_id == webhook_id, _is_due(time, pauses))
     return session.scalar(query.order_by(DeliveryRecord.id).limit(1))
 
 

@@ -26,8 +26,8 @@ from db.webhooks import DeliveryRecord, WebhookRecord
 
 logger = logging.getLogger(__name__)
 
-# Pauses before the second, third … attempt; behind the last one it is given up. About a day in all.
-RETRY_AFTER = tuple(timedelta(seconds=s) for s in (5, 30, 120, 600, 1800, 7200, 18_000, 36_000))
+# Pauses before the first, second … attempt; behind the last one it is given up. About a day in all.
+PAUSES = tuple(timedelta(seconds=s) for s in (0, 5, 30, 120, 600, 1800, 7200, 18_000, 36_000))
 _AT_ONCE = 8
 _TURN_S = 5.0
 _LOOKED_AT = 1000
@@ -49,7 +49,7 @@ class Deliverer:
     def run(self) -> None:
         """Start on every receiver that something is due to and that is not being served; returns at once."""
         with self._control.store.read() as session:
-            waiting = rows.due(session, now(), _LOOKED_AT)
+            waiting = rows.due(session, now(), PAUSES, _LOOKED_AT)
         # Whose turn was longest ago comes first, so that slow ones cannot take every place for ever.
         self._served = {webhook.id: self._served.get(webhook.id, 0.0) for webhook in waiting}
         for webhook in sorted(waiting, key=lambda webhook: self._served[webhook.id]):
@@ -68,7 +68,7 @@ class Deliverer:
         try:
             while time.monotonic() < until:
                 with self._control.store.read() as session:
-                    delivery = rows.next_due(session, webhook.id, now())
+                    delivery = rows.next_due(session, webhook.id, now(), PAUSES)
                 if delivery is None or not self._deliver(delivery, webhook):
                     return
         except Exception as fault:
@@ -112,10 +112,10 @@ def _note(record: DeliveryRecord, status: int | None, error: str | None, final: 
     record.response_status, record.error = status, error
     if error is None:
         record.status, record.delivered_at, record.next_at = "delivered", moment, None
-    elif final or record.attempts > len(RETRY_AFTER):
+    elif final or record.attempts >= len(PAUSES):
         record.status, record.next_at = "failed", None
     else:
-        record.next_at = moment + RETRY_AFTER[record.attempts - 1]
+        record.next_at = moment + PAUSES[record.attempts]
 
 
 def signed(secret: str, event_id: str, moment: datetime, body: bytes) -> dict[str, str]:

@@ -129,7 +129,7 @@ def test_what_fails_is_tried_again_with_growing_pauses_and_then_given_up(
     submit()
     receiver.status = 500
     pauses = []
-    for attempt in range(1, len(deliverer.RETRY_AFTER) + 2):
+    for attempt in range(1, len(deliverer.PAUSES) + 1):
         (delivery,) = told(control, sender, made.id)
         assert delivery.attempts == attempt
         if delivery.next_at is not None:
@@ -142,6 +142,27 @@ def test_what_fails_is_tried_again_with_growing_pauses_and_then_given_up(
     assert pauses == sorted(pauses) and timedelta(seconds=sum(pauses)) > timedelta(hours=12)
     receiver.status = 204
     webhooks.retry(control, made.id, delivery.id)
+    assert told(control, sender, made.id)[0].status == "delivered"
+
+
+@pytest.mark.parametrize("attempts", [0, 1, 8])
+def test_what_waits_when_the_clock_is_set_back_is_not_late_for_that(
+    control: Control, submit: Submit, receiver: Receiver, sender: Deliverer, attempts: int
+) -> None:
+    made = hook(control, receiver.url)
+    submit()
+    receiver.status = 500
+    for _ in range(attempts):
+        with control.store.write() as session:
+            for delivery in webhooks.deliveries(control, made.id, 10, None).items:
+                session.get_one(DeliveryRecord, delivery.id).next_at = datetime.now(UTC)
+        told(control, sender, made.id)
+    receiver.status = 204
+    with control.store.write() as session:
+        (delivery,) = webhooks.deliveries(control, made.id, 10, None).items
+        record = session.get_one(DeliveryRecord, delivery.id)
+        assert record.attempts == attempts and record.next_at is not None
+        record.next_at += timedelta(hours=1)
     assert told(control, sender, made.id)[0].status == "delivered"
 
 
