@@ -21,7 +21,6 @@ from typing import TypeVar
 
 import msgspec
 from apscheduler.executors.pool import ThreadPoolExecutor
-from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy.orm import Session
 
 from core.control import alerts, deliverer, leftovers, old_versions, operations, outlook, retention, schedules
@@ -30,6 +29,8 @@ from core.control.context import Control, new_id
 from core.control.deliverer import Deliverer
 from core.control.deployer import Deployer
 from core.control.dispatcher import Dispatcher, LeaseLost
+from core.control.elapsed import Elapsed
+from core.control.pacing import PacedScheduler
 from core.control.sampler import Sampler
 from core.link.messages import FromEngine, JobUpdate, Telemetry
 from core.link.transport import ControlEnd, LinkError
@@ -68,7 +69,7 @@ class Owner:
     def __init__(self, control: Control) -> None:
         self._control = control
         self._holder = new_id(f"{socket.gethostname()[:60]}-{os.getpid()}")
-        self._scheduler = BackgroundScheduler(
+        self._scheduler = PacedScheduler(
             executors={"default": ThreadPoolExecutor(4)},
             # A run that comes late still runs, several missed ones run once, and none overtakes itself.
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
@@ -175,6 +176,7 @@ class _Work:
         self._sampling: threading.Thread | None = None
         self._sampler = Sampler(control, self._write)
         self._deliverer = Deliverer(control, self._write)
+        self._held: Elapsed[str] = Elapsed()
         self._thread = threading.Thread(target=self._run, name="harli-link")
         self._thread.start()
 
@@ -247,7 +249,7 @@ class _Work:
         self._guarded(run)
 
     def look_for_alerts(self) -> None:
-        self._guarded(lambda: alerts.evaluate(self._control, self._write, now()))
+        self._guarded(lambda: alerts.evaluate(self._control, self._write, now(), self._held))
 
     def _guarded(self, run: Callable[[], None]) -> None:
         if self._stopping.is_set():

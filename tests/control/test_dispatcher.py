@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import apscheduler.schedulers.base
+import apscheduler.triggers.interval
 import pytest
 
 from core.api import schemas
-from core.control import adapters, dispatcher, engines, jobs, owner, targets, telemetry
+from core.control import adapters, dispatcher, engines, jobs, owner, pacing, targets, telemetry
 from core.control.context import Control
 from core.control.owner import Owner
 from core.errors import Conflict
 from core.link.messages import PauseJob, PlanView, SetTargets, StartJob, StopJob
-from db import changes
+from db import base, changes
+from db import engines as engine_rows
+from tests.clock import wall
 from tests.control import files
 from tests.control.figures import history
 from tests.control.peer import EnginePeer
@@ -497,6 +502,26 @@ def test_an_engine_that_does_not_do_what_was_asked_does_not_hold_the_job_up(
     assert (told.token, told.save) == (order.token, False), "the engine still holds it, and is told to let go"
 
 
+@either
+@pytest.mark.parametrize("by", [timedelta(hours=-1), timedelta(hours=1)])
+def test_how_long_an_engine_takes_has_nothing_to_do_with_a_clock_that_is_set(
+    control: Control, engine: EnginePeer, running: Running, monkeypatch: pytest.MonkeyPatch, by: timedelta
+) -> None:
+    put_clock = wall(monkeypatch, base, pacing, apscheduler.schedulers.base, apscheduler.triggers.interval)
+    job, order = running
+    reaches(control, job.id, "running")
+    jobs.pause(control, job.id)
+    engine.expect(PauseJob)
+    put_clock(by)
+    time.sleep(2.5)  # it is looked at twice
+    assert jobs.get(control, job.id).state == "running"
+    assert engine_view(control).state == "ready"
+    monkeypatch.setitem(dispatcher.COMMAND_S, "pause", 0.1)
+    reaches(control, job.id, "paused")
+    assert engine.expect(StopJob).token == order.token
+    assert "settled without it" in jobs.events(control, job.id, 0, 100)[-2].message
+
+
 def test_the_next_job_waits_until_the_engine_has_let_go(
     control: Control, engine: EnginePeer, running: Running, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,6 +573,24 @@ def test_a_checkpoint_that_was_written_but_not_reported_is_found(
     fresh = connect("engine-2")
     fresh.hello()
     assert fresh.expect(StartJob).resume_from == str(newest), "one that is not whole does not count"
+
+
+@either
+def test_the_next_engine_is_the_current_one_also_when_the_clock_was_set_back(
+    control: Control, connect: Connect, engine: EnginePeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.expect(SetTargets)
+    second = connect("engine-2")
+    second.hello()
+    second.expect(SetTargets)
+    wall(monkeypatch, base)(timedelta(hours=-1))
+    third = connect("engine-3")
+    third.hello()
+    third.expect(SetTargets)
+    shown = engine_view(control)
+    assert (shown.id, shown.state) == ("engine-3", "ready")
+    with control.store.read() as session:
+        assert [record.id for record in engine_rows.newest_first(session)] == ["engine-3", "engine-2", "engine-1"]
 
 
 def test_an_engine_that_stops_on_purpose_leaves_its_job_resumable(
