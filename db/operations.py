@@ -47,10 +47,9 @@ def page(session: Session, kind: str | None, limit: int) -> list[OperationRecord
     return list(session.scalars(query if kind is None else query.where(OperationRecord.kind == kind)))
 
 
-def silent(session: Session, before: datetime) -> list[OperationRecord]:
-    """Those that are said to run and have not been heard of since."""
-    query = select(OperationRecord).where(OperationRecord.state == "running", OperationRecord.updated_at < before)
-    return list(session.scalars(query))
+def running(session: Session) -> list[OperationRecord]:
+    """Those that are said to run."""
+    return list(session.scalars(select(OperationRecord).where(OperationRecord.state == "running")))
 
 
 def ended(session: Session, before: datetime) -> list[OperationRecord]:

@@ -4,9 +4,7 @@ tells every API process how far it is, and brings a request to cancel to the one
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from core.api import schemas
+from core.control import presence
 from core.control.context import Control
 from core.errors import Conflict, HarliError, Invalid, NotFound, full_disk
 from db import operations as rows
@@ -27,6 +26,7 @@ logger = logging.getLogger(__name__)
 _TELL_S = 0.3
 _SILENCE = timedelta(minutes=10)
 _KEPT = timedelta(days=1)
+_ENDED = "ended, or was killed, before it was through"
 
 
 class Cancelled(Conflict):
@@ -55,7 +55,7 @@ class Work:
             self._told = time.monotonic()
             with self._control.store.write() as session:
                 record = rows.find(session, self.id)
-                if record is None or record.cancel:
+                if record is None or record.cancel or record.state != "running":  # it may have been given up meanwhile
                     self._cancelled.set()
                 else:
                     record.done, record.total, record.updated_at = done, total, now()
@@ -99,7 +99,7 @@ def begin(control: Control, kind: str, subject: str, operation_id: str | None) -
                 kind=kind,
                 subject=subject[:200],
                 state="running",
-                worker=f"{socket.gethostname()[:80]}-{os.getpid()}",
+                worker=presence.name(control.data_dir),
                 created_at=time_,
                 updated_at=time_,
             )
@@ -111,11 +111,11 @@ def _end(control: Control, work: Work, error: BaseException | None) -> None:
         return
     with control.store.write() as session:
         record = rows.find(session, work.id)
-        if record is None:
+        if record is None or (error is not None and record.state != "running"):
             return
         record.updated_at, record.result = now(), work.result
-        if error is None:
-            record.state, record.done = "succeeded", record.total
+        if error is None:  # whoever gave it up meanwhile was wrong: what came of it is there
+            record.state, record.done, record.error = "succeeded", record.total, None
         elif isinstance(error, Cancelled):
             record.state = "cancelled"
         else:
@@ -140,16 +140,27 @@ def _end(control: Control, work: Work, error: BaseException | None) -> None:
 
 def get(control: Control, operation_id: str) -> schemas.Operation:
     with control.store.read() as session:
-        return view(_require(session, operation_id))
+        return view(control, _require(session, operation_id))
 
 
 def page(control: Control, kind: str | None, limit: int) -> list[schemas.Operation]:
     with control.store.read() as session:
-        return [view(record) for record in rows.page(session, kind, limit)]
+        return [view(control, record) for record in rows.page(session, kind, limit)]
 
 
-def view(record: OperationRecord) -> schemas.Operation:
-    return schemas.Operation.model_validate(record, from_attributes=True)
+def view(control: Control, record: OperationRecord) -> schemas.Operation:
+    """As its row says; failed when the process that worked on it has ended, whether `tidy` has written that down by now
+    or not."""
+    found = schemas.Operation.model_validate(record, from_attributes=True)
+    if record.state == "running" and presence.runs(control.data_dir, record.worker) is False:
+        return found.model_copy(update={"state": "failed", "error": _lost(record, _ENDED)})
+    return found
+
+
+def _lost(record: OperationRecord, how: str) -> schemas.OperationError:
+    again = {"dataset": "upload the file again", "merge": "merge it again"}[record.kind]
+    message = f"the API process that worked on it ({record.worker}) {how}; {again}"
+    return schemas.OperationError(code="worker_gone", message=message, status=503)
 
 
 def cancel(control: Control, operation_id: str) -> schemas.Operation:
@@ -158,7 +169,7 @@ def cancel(control: Control, operation_id: str) -> schemas.Operation:
         record = _require(session, operation_id)
         if record.state == "running":
             record.cancel = True
-        return view(record)
+        return view(control, record)
 
 
 def _require(session: Session, operation_id: str) -> OperationRecord:
@@ -179,17 +190,21 @@ def folder(control: Control, operation_id: str) -> Path:
 
 
 def tidy(control: Control, write: Callable[[], AbstractContextManager[Session]]) -> None:
-    """Forget operations that ended a day ago, with their files; end those whose process is gone."""
+    """Forget operations that ended a day ago, with their files; end those whose process is gone. Whether one of another
+    machine is can only be told by its silence."""
+    ended = presence.ended(control.data_dir)  # ahead of the rows: these processes begin nothing more
     with write() as session:
         doomed = rows.ended(session, now() - _KEPT)
         for record in doomed:
             session.delete(record)
-        for record in rows.silent(session, now() - _SILENCE):
-            record.state, record.updated_at = "failed", now()
-            record.error = schemas.OperationError(
-                code="worker_gone",
-                message=f"the API process {record.worker} ended in the middle; ask for it again",
-                status=503,
-            ).model_dump()
+        for record in rows.running(session):
+            runs = presence.runs(control.data_dir, record.worker)
+            silent = now() - record.updated_at
+            if runs is False or (runs is None and silent > _SILENCE):
+                how = (
+                    _ENDED if runs is False else f"has not been heard of for {silent.total_seconds() / 60:.0f} minutes"
+                )
+                record.state, record.error, record.updated_at = "failed", _lost(record, how).model_dump(), now()
+    presence.forget(control.data_dir, ended)
     for record in doomed:
         shutil.rmtree(folder(control, record.id), ignore_errors=True)
