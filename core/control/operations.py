@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy.orm import Session
@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from core.api import schemas
 from core.control import presence
 from core.control.context import Control
+from core.control.elapsed import Elapsed
 from core.errors import Conflict, HarliError, Invalid, NotFound, full_disk
 from db import operations as rows
 from db.base import now
@@ -24,7 +25,7 @@ from db.operations import OperationRecord
 
 logger = logging.getLogger(__name__)
 _TELL_S = 0.3
-_SILENCE = timedelta(minutes=10)
+_SILENCE_S = 600.0
 _KEPT = timedelta(days=1)
 _ENDED = "ended, or was killed, before it was through"
 
@@ -189,21 +190,22 @@ def folder(control: Control, operation_id: str) -> Path:
     return control.data_dir / "exports" / operation_id
 
 
-def tidy(control: Control, write: Callable[[], AbstractContextManager[Session]]) -> None:
+def tidy(
+    control: Control, write: Callable[[], AbstractContextManager[Session]], silent: Elapsed[tuple[str, datetime]]
+) -> None:
     """Forget operations that ended a day ago, with their files; end those whose process is gone. Whether one of another
-    machine is can only be told by its silence."""
+    machine is can only be told by its silence: `silent` is asked for that at every call."""
     ended = presence.ended(control.data_dir)  # ahead of the rows: these processes begin nothing more
     with write() as session:
         doomed = rows.ended(session, now() - _KEPT)
         for record in doomed:
             session.delete(record)
-        for record in rows.running(session):
-            runs = presence.runs(control.data_dir, record.worker)
-            silent = now() - record.updated_at
-            if runs is False or (runs is None and silent > _SILENCE):
-                how = (
-                    _ENDED if runs is False else f"has not been heard of for {silent.total_seconds() / 60:.0f} minutes"
-                )
+        running = {record: presence.runs(control.data_dir, record.worker) for record in rows.running(session)}
+        unknown = silent.seconds((record.id, record.updated_at) for record, runs in running.items() if runs is None)
+        for record, runs in running.items():
+            silent_s = unknown.get((record.id, record.updated_at), 0.0)
+            if runs is False or silent_s > _SILENCE_S:
+                how = _ENDED if runs is False else f"has not been heard of for {silent_s / 60:.0f} minutes"
                 record.state, record.error, record.updated_at = "failed", _lost(record, how).model_dump(), now()
     presence.forget(control.data_dir, ended)
     for record in doomed:

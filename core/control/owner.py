@@ -177,6 +177,7 @@ class _Work:
         self._sampler = Sampler(control, self._write)
         self._deliverer = Deliverer(control, self._write)
         self._held: Elapsed[str] = Elapsed()
+        self._silent: Elapsed[tuple[str, datetime]] = Elapsed()
         self._thread = threading.Thread(target=self._run, name="harli-link")
         self._thread.start()
 
@@ -243,7 +244,7 @@ class _Work:
                 deliverer.retain(session)
             retention.forget_old_jobs(self._control)
             leftovers.remove(self._control)
-            operations.tidy(self._control, self._write)
+            operations.tidy(self._control, self._write, self._silent)
             old_versions.retire(self._control, self._write)
 
         self._guarded(run)

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
 from core.config import Settings
 from core.control import operations, presence
 from core.control.context import Control
+from core.control.elapsed import Elapsed
 from core.control.operations import Cancelled, Work
 from core.errors import Conflict, Invalid, NotFound
 from db.base import now
@@ -126,7 +127,7 @@ def test_the_operation_of_a_process_that_was_killed_has_failed_and_those_of_othe
             assert (error.code, error.status) == ("worker_gone", 503)
             assert f"-{killed.pid}-" in error.message and error.message.endswith("was through; merge it again")
             if not written:
-                operations.tidy(control, control.store.write)
+                operations.tidy(control, control.store.write, Elapsed())
         stopped.send_signal(signal.SIGCONT)
         stopped.communicate("go on\n")
     found = {operation.id: operation for operation in operations.page(control, None, 10)}
@@ -137,7 +138,7 @@ def test_of_processes_that_have_ended_nothing_is_left(control: Control, settings
     operations.begin(control, "dataset", "rows.jsonl", "ours-0001")
     with worker(settings, "lost-0001"):
         assert len(list((control.data_dir / "run" / "processes").glob("*/*"))) == 2
-    operations.tidy(control, control.store.write)
+    operations.tidy(control, control.store.write, Elapsed())
     (left,) = (control.data_dir / "run" / "processes").glob("*/*")
     assert left.name == presence.name(control.data_dir)
     assert not list(control.uploads.iterdir())
@@ -148,15 +149,17 @@ def test_one_on_another_machine_has_failed_when_nothing_was_heard_of_it_for_10_m
     work = Work(control, "other-001", "the check")
     with control.store.write() as session:
         session.get_one(OperationRecord, "other-001").worker = "elsewhere-77-00"
+    seconds = 0.0
+    silent: Elapsed[tuple[str, datetime]] = Elapsed(lambda: seconds)
     states = []
     with pytest.raises(Cancelled), operations.ending(control, work):
-        for minutes in (0, 9, 10):
-            with control.store.write() as session:
-                session.get_one(OperationRecord, "other-001").updated_at = now() - timedelta(minutes=minutes)
-            operations.tidy(control, control.store.write)
+        for seconds in (0.0, 590.0, 1180.0, 1790.0):
+            operations.tidy(control, control.store.write, silent)
             states.append(operations.get(control, "other-001").state)
+            if seconds == 590.0:
+                work.progress(10, 100)
         Work(control, "other-001", "the check").progress(20, 100)
-    assert states == ["running", "running", "failed"]
+    assert states == ["running", "running", "running", "failed"]
     error = operations.get(control, "other-001").error
     assert error is not None
     assert error.code == "worker_gone" and "(elsewhere-77-00) has not been heard of for 10 minutes" in error.message
@@ -173,6 +176,6 @@ def test_ended_ones_are_forgotten_with_their_files(control: Control) -> None:
     folder.mkdir(parents=True)
     with control.store.write() as session:
         session.get_one(OperationRecord, "old-00001").updated_at = now() - timedelta(days=2)
-    operations.tidy(control, control.store.write)
+    operations.tidy(control, control.store.write, Elapsed())
     assert [found.id for found in operations.page(control, None, 10)] == ["new-00001"]
     assert not folder.exists()
