@@ -26,6 +26,17 @@ namespace {
 // turn again would cost the thread milliseconds where the engine's keeps Python busy.
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
+// Something whose end takes pages away from their addresses: other Python threads run meanwhile.
+template <typename Held>
+std::shared_ptr<Held> ends_released(std::shared_ptr<Held> held) {
+  Held* at = held.get();
+  return {at, [held = std::move(held)](Held*) mutable {
+            if (!PyGILState_Check()) return held.reset();
+            const nb::gil_scoped_release released;
+            held.reset();
+          }};
+}
+
 // (first page, pages, address in the host's memory) of each; 0: none.
 using PyWindows = std::vector<std::tuple<std::size_t, std::size_t, std::uintptr_t>>;
 
@@ -119,13 +130,13 @@ NB_MODULE(_arena, m) {
       .def_ro("device_id", &PyArena::device_id)
       .def_prop_ro("page_bytes", [](const PyArena& self) { return self.arena.page_bytes(); })
       .def("reserve", [](PyArena& self, std::string owner, std::size_t pages) {
-             return self.arena.reserve(std::move(owner), pages);
+             return ends_released(self.arena.reserve(std::move(owner), pages));
            }, "owner"_a, "pages"_a)
       .def("claim", [](PyArena& self, std::string owner, std::size_t pages) {
              return self.arena.claim(std::move(owner), pages);
            }, "owner"_a, "pages"_a)
       .def("heap", [](PyArena& self, std::string owner, std::size_t cap, std::size_t pages) {
-             return std::make_shared<Heap>(self.arena, std::move(owner), cap, pages);
+             return ends_released(std::make_shared<Heap>(self.arena, std::move(owner), cap, pages));
            }, "owner"_a, "cap"_a, "pages"_a)
       .def("trim", [](PyArena& self) { return self.arena.trim(); }, Released())
       .def("statistics", [](const PyArena& self) { return self.arena.statistics(); });

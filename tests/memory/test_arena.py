@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -170,6 +171,33 @@ content.fill_(1)
 """
     ended = subprocess.run([sys.executable, "-c", program], check=False)
     assert ended.returncode == (-signal.SIGSEGV if given_back else 0)
+
+
+def test_others_run_while_a_regions_pages_are_taken_away() -> None:
+    """Each second page, so that it takes thousands of calls; to put them there is one of those that let others run."""
+    arena = small(20_000)
+    region, counted, over = arena.reserve("job", 20_000), [0], threading.Event()
+    for page in range(0, 20_000, 2):
+        region.map(page, 1)
+
+    def count() -> None:
+        while not over.is_set():
+            counted[0] += 1
+            time.sleep(1e-4)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)  # nobody is made to give way
+    try:
+        before = counted[0]
+        del region
+        after = counted[0]
+    finally:
+        sys.setswitchinterval(switch)
+        over.set()
+        thread.join()
+    assert after > before and arena.statistics().used == 0
 
 
 def test_high_water_marks_stay() -> None:
