@@ -31,6 +31,7 @@ import httpx
 import psutil
 from pydantic import TypeAdapter
 
+from core import locks
 from core.api.schemas import Part
 from core.client.token import Bearer
 from core.config import Settings
@@ -261,11 +262,7 @@ def down(data_dir: Path) -> None:
 
 def _is_free_lock(path: Path) -> bool:
     with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
+        return not locks.is_held(file)
 
 
 def check_ports(host: str, parts: Sequence[Spec]) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import socket
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from core import locks
+from core.control.context import new_id
 
 _lock = threading.Lock()
 # By data directory: this process's name there, and the file that stays open for as long as it runs.
@@ -26,7 +28,7 @@ def name(data_dir: Path) -> str:
     """This process's among all that ever used the data directory; from now on others see that it runs."""
     with _lock:
         if data_dir not in _own:
-            made = f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(6)}"
+            made = new_id(f"{socket.gethostname()[:60]}-{os.getpid()}")
             _own[data_dir] = made, _held(data_dir, made)
         return _own[data_dir][0]
 
@@ -34,7 +36,7 @@ def name(data_dir: Path) -> str:
 def _held(data_dir: Path, made: str) -> IO[str] | None:
     """The locked file, which nobody ever sees unlocked while it is held; None where that cannot be had."""
     folder = _folder(data_dir)
-    unseen = data_dir / "uploads" / made
+    unseen = data_dir / "uploads" / made  # from where it goes with other leftovers, should this process end here
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         file = unseen.open("w")
@@ -48,12 +50,9 @@ def runs(data_dir: Path, process: str) -> bool | None:
     """Whether the process of this name runs; None for one of another machine, and where it cannot be told."""
     try:
         with (_folder(data_dir) / process).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return locks.is_held(file)
     except OSError:
         return None
-    return False
 
 
 def ended(data_dir: Path) -> list[str]:

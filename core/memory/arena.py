@@ -34,8 +34,8 @@ __all__ = [
 # Models that run on a CPU are small: with pages as large as a GPU's, their KV cache would be a handful of them.
 CPU_PAGE_BYTES = 256 * 1024
 # The driver takes its time by the page, whatever its size: on an H200 33 us to map one and open it to the GPU, 25 us to
-# take it away. Thousands of its smallest, 2 MiB, would keep a burst waiting for more than 100 ms; pages as large as
-# these are still a small part of a large GPU's memory, and on small ones the pages are smaller.
+# take it away. Thousands of its smallest, 2 MiB, would keep a burst waiting for more than 100 ms, where they have not
+# been before; pages as large as these are a small part of a large GPU's memory, and on small ones pages are smaller.
 GPU_PAGE_BYTES = 2**21, 2**24
 _GPU_PAGES = 8192  # of all its memory
 

@@ -278,8 +278,7 @@ class Broker:
         since = min(max(queued, self._fitted_at), self._looked_at)
         over = restart()
         self._note("memory_reclaimed", pages, decision.reason)
-        # The pool grows when all is over: mapping pages for it takes the driver longer, and what leaves would wait for
-        # the driver meanwhile.
+        # The orders come first: the pool grows once the last of them is carried out, by what has left.
         moves = share.give_up(over) if decision.swap_out else [share.give_up_activations(over)]
         self._resize(decision)
         self._taking.append(Reclaim(pages * self._page_bytes, since, self._looked_at, moves, kv.goal, short))
