@@ -1,6 +1,6 @@
 """What moving memory between KV cache and finetuning costs on this GPU.
 
-    python -m benchmarks.memory [--data rows.parquet] [--seconds 20] [--quiet 20] [--burst 120] [--headroom]
+    python -m benchmarks.memory [--data rows.parquet] [--seconds 20] [--quiet 20] [--burst 120] [--only arena|engines]
 
 A KV cache of Llama-3-8B's shape (32 layers, 8 heads of 128, bf16) lies on the arena. Beside a decode step that is a
 captured graph reading all of the weights' bytes and the KV of 32 requests of 1,024 tokens, 64k tokens are mapped and
@@ -9,20 +9,20 @@ unmapped by another thread, and 2 GiB of state are swapped out and back. Stretch
 grow_64k_ms, shrink_64k_ms: wall time of one change off the step path, medians; the most beside them. Somebody else has
 the pages in between, and they stay where they were (`native/pages.hpp`). put_64k_ms, clear_64k_ms: what the driver
 takes to put as many where they have not been before, and to take them away from there. decode_p50_ratio,
-decode_p99_ratio: the step while all that goes on over the step undisturbed, and where 95 % of such ratios lie when the
-turns are drawn again. by_page: `put` and `clear` with pages of other sizes, no step beside. reclaim_ms: of an engine
-with a job at a burst of requests, the slowest of its reclaims, from when the first request waited for memory until the
-job's was free (all its moments: headroom.reclaims); raw_reclaim_ms: of the arena alone, until 7 GiB of a job are given
-up and the KV cache has 64k tokens more; given_up_ms: until a job's share has given up its activations, and its state,
-while the thread of the engine does nothing, computes in Python, or has launched more kernels than the device takes.
-swap_gib_s: of the slower way, out or back, at full rate; swap_paced: back at the engine's rate for that, and the share
-of decode steps meanwhile beyond twice the undisturbed median. to_host: decode while tensors are copied to
-ordinary host memory, as a checkpoint's are, by torch and by `core.memory.staging`. headroom: `benchmarks.headroom`, on
-a card of 40 GiB.
+decode_p99_ratio: the step while the first two take turns, 4 ms after each other, over the step undisturbed, and where
+95 % of such ratios lie when the stretches are drawn again; driver_p50_ratio, driver_p99_ratio: while the other two do.
+by_page: `put` and `clear` with pages of other sizes, no step beside. reclaim_ms: of an engine with a job at a burst of
+requests, the slowest of its reclaims, from when the first request waited for memory until the job's was free (all its
+moments: headroom.reclaims); raw_reclaim_ms: of the arena alone, until 7 GiB of a job are given up and the KV cache has
+64k tokens more; given_up_ms: until a job's share has given up its activations, and its state, while the thread of the
+engine does nothing, computes in Python, or has launched more kernels than the device takes. swap_gib_s: of the slower
+way, out or back, at full rate; swap_paced: back at the engine's rate for that, and the share of decode steps meanwhile
+beyond twice the undisturbed median. to_host: decode while tensors are copied to ordinary host memory, as a checkpoint's
+are, by torch and by `core.memory.staging`. headroom: `benchmarks.headroom`, on a card of 40 GiB.
 
-The arena's figures and each engine's are written to results/memory.json as soon as they are through; with --headroom
-the engines' only, beside the arena's that it has. `engines`: when and with what these were measured. Without a GPU
-everything runs in a small form, to try the program: its figures say nothing, and go to results/memory_cpu.json.
+The arena's figures and each engine's are written to results/memory.json as soon as they are through; with --only those
+of one of the two, beside the other's that it has. `engines`: when and with what the engines' were measured. Without a
+GPU everything runs in a small form, to try the program: its figures say nothing, and go to results/memory_cpu.json.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from core.memory.swap import Scratch, Swappable, paced
 
 GIB = 2**30
 TURNS, SWAPS = 8, 4
+_BETWEEN_S = 0.004  # the broker looks no more often, and another thread's Python would keep decode's waiting
 PAGES = [2**21, 2**22, 2**23, 2**24, 2**25]
 
 
@@ -163,33 +164,57 @@ def timed(call: Callable[[], object]) -> float:
 
 def resize(rows: Rows, step: Step, small: int, large: int, seconds: float) -> tuple[dict[str, Any], np.ndarray]:
     """What changing the KV cache's size costs, and the undisturbed steps."""
+    tokens = rows.tokens_of(large) - rows.tokens_of(small)
+    other = Rows(rows.arena, "another", rows.token_bytes, tokens)
     took: dict[str, list[float]] = {"grow": [], "shrink": [], "put": [], "clear": []}
 
-    def work() -> None:
-        go_on = for_seconds(seconds / TURNS)
-        while go_on():
-            took["shrink"].append(timed(lambda: rows.resize(small)))
-            put_ms, clear_ms = elsewhere(rows, rows.tokens_of(large) - rows.tokens_of(small))
-            took["put"].append(put_ms)
-            took["clear"].append(clear_ms)
-            took["grow"].append(timed(lambda: rows.resize(large)))
+    def to_and_fro() -> None:
+        took["shrink"].append(timed(lambda: rows.resize(small)))
+        other.resize(other.most)
+        other.resize(0)
+        took["grow"].append(timed(lambda: rows.resize(large)))
 
-    quiet, moved = [], []
+    def elsewhere_and_back() -> None:
+        rows.resize(small)
+        put_ms, clear_ms = elsewhere(rows, tokens)
+        took["put"].append(put_ms)
+        took["clear"].append(clear_ms)
+        rows.resize(large)
+
+    def going_on(change: Callable[[], None]) -> Callable[[], None]:
+        def work() -> None:
+            go_on = for_seconds(seconds / TURNS)
+            while go_on():
+                change()
+                time.sleep(_BETWEEN_S)
+
+        return work
+
+    to_and_fro()  # the driver is asked for it
+    for of in took.values():
+        of.clear()
+    turns: dict[str, list[np.ndarray]] = {"quiet": [], "decode": [], "driver": []}
     for _ in range(TURNS):
-        quiet.append(step.times(for_seconds(seconds / TURNS)))
-        moved.append(beside(step, work))
-    undisturbed = np.concatenate(quiet)
+        to_and_fro()
+        turns["quiet"].append(step.times(for_seconds(seconds / TURNS)))
+        turns["decode"].append(beside(step, going_on(to_and_fro)))
+        turns["driver"].append(beside(step, going_on(elsewhere_and_back)))
+    undisturbed = np.concatenate(turns["quiet"])
     found: dict[str, Any] = {f"{name}_64k_ms": median(ms) for name, ms in took.items()}
     found |= {f"{name}_64k_most_ms": max(ms) for name, ms in took.items()}
-    found |= {"changes": 2 * len(took["grow"]), "steps": [len(undisturbed), sum(map(len, moved))]}
+    found |= {"changes": 2 * len(took["grow"]), "driver_changes": 2 * len(took["put"])}
+    found["steps"] = {name: sum(map(len, of)) for name, of in turns.items()}
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        alone = float(np.quantile(undisturbed, share))
+
+        def quantile(gaps: np.ndarray, share: float = share) -> float:
+            return float(np.quantile(gaps, share))
+
+        alone = quantile(undisturbed)
         found[f"decode_{name}_ms"] = alone
-        found[f"decode_{name}_interval_ms"] = interval(quiet, lambda gaps, share=share: float(np.quantile(gaps, share)))
-        found[f"decode_{name}_ratio"] = float(np.quantile(np.concatenate(moved), share)) / alone
-        found[f"decode_{name}_ratio_interval"] = interval(
-            moved, lambda gaps, share=share, alone=alone: float(np.quantile(gaps, share)) / alone
-        )
+        found[f"decode_{name}_interval_ms"] = interval(turns["quiet"], quantile)
+        for kind in ("decode", "driver"):
+            found[f"{kind}_{name}_ratio"] = quantile(np.concatenate(turns[kind])) / alone
+            found[f"{kind}_{name}_ratio_interval"] = [of / alone for of in interval(turns[kind], quantile)]
     return found, undisturbed
 
 
@@ -340,18 +365,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of the steps without and of those with changes")
     parser.add_argument("--quiet", type=float, default=20.0, help="seconds of the job alone, for the head-room")
     parser.add_argument("--burst", type=float, default=120.0, help="seconds of requests beside it, at most")
-    parser.add_argument("--headroom", action="store_true", help="the engines only, the arena's figures stay")
+    parser.add_argument("--only", choices=("arena", "engines"), help="leave the other's figures as they are")
     arguments = parser.parse_args()
     gpu = torch.cuda.is_available()
     name = "memory" if gpu else "memory_cpu"
     made = record.provenance("torch", "sglang")
-    if arguments.headroom:
-        body = json.loads((record.RESULTS / f"{name}.json").read_text())
-    else:
-        body = made | {"gpu": torch.cuda.get_device_name() if gpu else None}
+    path = record.RESULTS / f"{name}.json"
+    body = json.loads(path.read_text()) if arguments.only and path.is_file() else {}
+    if arguments.only != "engines":
+        body |= made | {"gpu": torch.cuda.get_device_name() if gpu else None}
         sizes, device = (LLAMA_3_8B, torch.device("cuda", 0)) if gpu else (SMALL, torch.device("cpu"))
         body |= measure(sizes, device, arguments.seconds)
         print(record.write(name, body), body, flush=True)
+    if arguments.only == "arena":
+        return
     gc.collect()
     if gpu:
         torch.cuda.empty_cache()  # the engines want the GPU to themselves
