@@ -75,8 +75,9 @@ class Told(Served):
 def _options(shape: str, batches: list[int], micro_batch: int) -> Namespace:
     """Few partitions, whose graphs and profile take time at the start."""
     return Namespace(
-        shape=shape, batches=batches, micro_batch_tokens=micro_batch, attention=None, partitions=2, lora_backend=None
-    )
+        shape=shape, batches=batches, places=None, micro_batch_tokens=micro_batch, attention=None, partitions=2,
+        lora_backend=None,
+    )  # fmt: skip
 
 
 def on_a_cpu() -> Setup:

@@ -65,6 +65,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PORTS = {"harli": 18721, "plain": 18722}
 START_S = 300.0
 RANK = 16
+CAPTURED = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # sizes of decode graphs: fewer than SGLang's, for a shorter start
 TRACE_FROM_S, LONGEST = 600.0, 4096
 SOAK_CHECKPOINT = 50  # optimizer steps between two of a job's checkpoints
 NO_PEER = "2.2.2.2"  # the host of a prefill that SGLang takes as done
@@ -91,12 +92,13 @@ class Served:
         **more: Any,
     ) -> None:
         self.kind, self.model = kind, model
+        places = options.places or max([16, *options.batches])
         # Greedy answers need no sampling kernels, which would be compiled at the first start.
         arguments: dict[str, Any] = {"random_seed": 0, "sampling_backend": "pytorch", "grammar_backend": "none", **more}
         if not list(model.glob("*.safetensors")):
             arguments["load_format"] = "dummy"
         if options.batches and options.shape != "bundled":
-            arguments["cuda_graph_bs_decode"] = sorted({1, 2, 4, 8, 16, 32, 64, *options.batches})
+            arguments["cuda_graph_bs_decode"] = sorted({n for n in CAPTURED if n < places} | {*options.batches, places})
         if options.lora_backend:
             arguments["lora_backend"] = options.lora_backend
         if memory is not None:
@@ -107,7 +109,7 @@ class Served:
             "HARLI_ENGINE_PORT": str(PORTS[kind]),
             "HARLI_ENGINE__MODEL": str(model),
             "HARLI_ENGINE__ARGUMENTS": json.dumps(arguments),
-            "HARLI_ENGINE__MAX_RUNNING_REQUESTS": str(max([16, *options.batches])),
+            "HARLI_ENGINE__MAX_RUNNING_REQUESTS": str(places),
             "HARLI_FINETUNE__MICRO_BATCH_TOKENS": str(options.micro_batch_tokens),
         }
         if options.attention:
@@ -631,6 +633,7 @@ def main() -> None:
     arguments.add_argument("--trace", type=Path, help="arrivals for replay and soak, a CSV or JSONL file")
     arguments.add_argument("--data", type=Path, help="a normalised data set; without one the sample is taken in")
     arguments.add_argument("--batches", type=int, nargs="+", default=[32])
+    arguments.add_argument("--places", type=int, help="requests that may run at once; else the largest batch")
     arguments.add_argument(
         "--steps", type=int, default=10_000, help="of no_job, a side and batch; elsewhere a sixteenth"
     )
