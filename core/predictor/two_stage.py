@@ -7,9 +7,11 @@ the quick one leaks back to 1, so that what lasts ends up where it belongs. The 
 conformal quantile of that ratio per (partition, kind, load bucket); while a bucket has too few steps, that of the
 (partition, kind), and before that what the profile's own p99 says. A policy prefers what is bounded too low by chance,
 so the steps that run miss more often than the steps that could: one factor common to all bounds rises with each miss
-and falls with each step that held, which keeps the rate of those that run (adaptive conformal inference). The tasklets
-behind one step are slow together (a GPU's clock drops about a second after it has got much to do), so what all of them
-took has a quantile of its own, over the sum of their bounds.
+and falls with each step that held, which keeps the rate of those that run (adaptive conformal inference). A GPU's clock
+drops for some steps about a second after it has got much to do, and all that runs then is slow together. So what a step
+takes beyond its bound raises all steps' bounds at once, for the few steps that such a drop lasts, and misses soon after
+each other count as one; and what all tasklets behind one step took has a quantile of its own, over the sum of their
+bounds.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ _DEVICE_VARIANCE, _OWN_VARIANCE = 0.1, 1.0  # a partition's first steps say what
 _SETTLED = 30  # steps after which a partition's ratio tells of the device
 _LEAK = 0.001  # of the device's correction per step
 _WIDEN, _NARROWEST, _WIDEST = 0.01, 0.97, 1.1  # by a miss, and how far the common factor of all bounds may go
+_APART = 8  # steps between misses that have nothing to do with each other
+_DEEPEST, _LASTING = 1.15, 0.5  # a drop of the clock, and what is left of it with each step that holds its bound
 _PLANNED_AHEAD = 3  # steps that an engine with overlap has planned, at most, before it sees what the first one took
 _TOGETHER = 1.2  # what tasklets behind a step may be late by together; more is a hiccup, which no bound is made for
 _FADE_STEPS = 512  # what was not measured in so many steps begins to be forgotten
@@ -90,7 +94,8 @@ class TwoStagePredictor:
         self._miss = miss
         self._count = 0
         self._device = Scale(_DEVICE_FORGETTING, _DEVICE_VARIANCE)
-        self._widening = 1.0
+        self._widening = self._drop = 1.0
+        self._last_miss = -_APART
         self._watch = MissWatch()
         # Tasklets on the whole device since the last step: what they took, and what their bounds were when that was
         # planned; such ratios; and the bounds by kind at the last steps.
@@ -144,7 +149,8 @@ class TwoStagePredictor:
         if surface is None:
             return inf
         ms, bucket = surface.table.look_up(padded, kv_tokens, max_kv)
-        return ms * surface.scale.value * self._device.value * self._widening * surface.bound.factors[bucket]
+        common = self._device.value * self._widening * self._drop
+        return ms * surface.scale.value * common * surface.bound.factors[bucket]
 
     def tasklet_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
         """Upper bound of a tasklet on the layout's finetune part. ``inf`` for what was not measured."""
@@ -181,9 +187,14 @@ class TwoStagePredictor:
             return False
         device = self._device
         ratio = ms / (predicted * surface.scale.value * device.value)
-        missed = ratio > surface.bound.factors[bucket] * self._widening
-        widening = self._widening + _WIDEN * (missed - self._miss)
+        beyond = ratio / (surface.bound.factors[bucket] * self._widening)
+        missed = beyond > self._drop
+        widening = self._widening + _WIDEN * ((missed and self._count - self._last_miss > _APART) - self._miss)
         self._widening = min(max(widening, _NARROWEST), _WIDEST)
+        if missed:
+            self._last_miss = self._count
+        held = 1 + _LASTING * (self._drop - 1)
+        self._drop = held if beyond <= 1 else min(max(self._drop, beyond), _DEEPEST)
         surface.bound.learn(bucket, ratio)
         surface.scale.learn(ratio)
         surface.steps += 1

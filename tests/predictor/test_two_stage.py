@@ -125,6 +125,48 @@ def test_counts_a_step_over_its_bound_as_a_miss(predictor: TwoStagePredictor) ->
     assert predictor.observe_step(HALF, *SIZE, 1.001 * bound, "forward")
 
 
+def settled(predictor: TwoStagePredictor) -> float:
+    """After 200 steps next to finetuning that take what they should within one percent; what that is, in ms."""
+    beside, random = step_ms(HALF, *SIZE, beside=True), np.random.default_rng(4)
+    for _ in range(200):
+        predictor.observe_step(HALF, *SIZE, beside * (1 + 0.01 * float(random.random())), "forward")
+    return beside
+
+
+def test_what_a_step_takes_beyond_its_bound_raises_all_bounds_until_some_steps_held(
+    predictor: TwoStagePredictor,
+) -> None:
+    beside = settled(predictor)
+    before = predictor.decode_upper_ms(WHOLE, *SIZE, None)
+    assert predictor.observe_step(HALF, *SIZE, 1.1 * beside, "forward")
+    raised = predictor.decode_upper_ms(WHOLE, *SIZE, None)
+    assert 1.06 < raised / before < 1.13
+    assert not predictor.observe_step(HALF, *SIZE, 1.1 * beside, "forward")  # which such a drop makes no surprise
+    for _ in range(8):
+        predictor.observe_step(HALF, *SIZE, beside, "forward")
+    assert predictor.decode_upper_ms(WHOLE, *SIZE, None) / before < 1.03
+
+
+def test_a_step_that_hangs_does_not_raise_other_bounds_beyond_what_a_clock_drops_by(
+    predictor: TwoStagePredictor,
+) -> None:
+    beside = settled(predictor)
+    before = predictor.decode_upper_ms(CONFINED, *SIZE, "forward")
+    predictor.observe_step(HALF, *SIZE, 5 * beside, "forward")
+    assert predictor.decode_upper_ms(CONFINED, *SIZE, "forward") / before < 1.25
+
+
+def test_misses_soon_after_each_other_raise_bounds_for_good_as_one_does(predictor: TwoStagePredictor) -> None:
+    bounds = []
+    for slow in ((0,), (0, 2, 4)):
+        fresh: TwoStagePredictor = pickle.loads(FITTED)
+        beside = settled(fresh)
+        for n in range(40):
+            fresh.observe_step(HALF, *SIZE, (1.04 if n in slow else 1.0) * beside, "forward")
+        bounds.append(fresh.decode_upper_ms(WHOLE, *SIZE, None))
+    assert bounds[1] == pytest.approx(bounds[0], rel=0.004)
+
+
 def test_one_step_in_a_hundred_outlasts_its_bound_however_layouts_are_chosen(predictor: TwoStagePredictor) -> None:
     random = np.random.default_rng(11)
     missed = []
