@@ -167,6 +167,7 @@ class Watched:
         self.decode_ms = predictor.decode_ms
         self.decode_upper_ms = predictor.decode_upper_ms
         self.tasklet_ms = predictor.tasklet_ms
+        self.tasklet_mean_ms = predictor.tasklet_mean_ms
         self.observe_tasklet = predictor.observe_tasklet if learns else lambda *_, **__: None
 
     @property
@@ -393,18 +394,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     body: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {}
     grid, trace = read_grid(given.grid), read_trace(given.traces / "azure_conv.csv")
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     for name in given.part or PARTS:
         began = time.perf_counter()
         answer = PARTS[name](grid if name in OF_GRID else trace, say)
         made = provenance("numpy", "scikit-learn") | {"seconds": round(time.perf_counter() - began)}
         body[name] = (answer if isinstance(answer, dict) else {"rows": answer}) | {"made": made}
-    head = {name: _at(body, path) for name, path in HEAD.items() if path[0] in body}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    origin = provenance("numpy", "scikit-learn")
-    if given.part:  # which its own record tells of
-        origin = {name: body.get(name, value) for name, value in origin.items()}
-    written = head | origin | {name: body[name] for name in PARTS if name in body}
-    given.out.write_text(json.dumps(written, indent=2) + "\n")
+        head = {name: _at(body, path) for name, path in HEAD.items() if path[0] in body}
+        origin = provenance("numpy", "scikit-learn")
+        if given.part:  # which its own record tells of
+            origin = {name: body.get(name, value) for name, value in origin.items()}
+        written = head | origin | {name: body[name] for name in PARTS if name in body}
+        given.out.write_text(json.dumps(written, indent=2) + "\n")
     if given.out == RESULTS / "predictor.json" and all(name in written for name in PARTS):
         fill(PAGE, figures(written))
     print(json.dumps(head, indent=2))

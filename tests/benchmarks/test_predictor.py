@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.page import shown
-from benchmarks.predictor import PARTS
+from benchmarks.predictor import PARTS, Watched, run
 from benchmarks.predictor_page import PAGE, figures
 from benchmarks.record import RESULTS
+from core.simulate.command import machine
+from core.workload.arrivals import Arrival
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +48,11 @@ def test_predictors_are_compared_on_stable_and_on_broken_conditions(recorded: di
     assert "stable" in conditions and len(conditions) >= 5
     assert len(rows) == len(conditions) * len(predictors) == len(conditions) * 3
     assert all({"miss_rate", "width", "finetune_tokens_s"} <= set(row) for row in rows)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_policy_gets_all_it_asks_of_a_watched_predictor(learns: bool) -> None:
+    watched = Watched(machine("h200").predictor(), learns=learns)
+    steps = run([Arrival(0.05 * n, 256, 64) for n in range(20)], 2.0, watched).steps
+    assert sum(steps.beside) + sum(steps.after) > 0
+    assert watched.bound_over_step and min(watched.bound_over_step) > 0.8
