@@ -62,7 +62,8 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
         return ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", sys.executable, *test(*tests)]
 
     each_row = "tests/serving/test_lora_kernels.py::test_each_row_gets_what_its_adapter_adds"
-    large = ["--shape", "llama-3-8b", "--attention", "fa3", "--memory", "0.45", "--plain-memory", "0.6"]
+    large = ["--shape", "llama-3-8b", "--attention", "fa3", "--memory", "0.45", "--plain-memory", "0.6",
+             "--places", "128"]  # fmt: skip
     plain = ["-m", "benchmarks.frontier", "--attention", "fa3"]
     frontier = [*tuned, *plain]
     few = ["--few", "harli", "tasklet_slices", "step_slices", "chunked"]
@@ -80,10 +81,10 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
                   "tests/finetune/test_streamed_gpu.py")),
         Part("lora_kernels", "LoRA kernels, ours and SGLang's, whose best blocks are used from here on", 45,
              ["-m", "benchmarks.lora_kernels", "--configs", str(folder / "lora")]),
-        Part("frontier", "every layout and the policies at batches of 32 and 128", 310,
-             [*frontier, "--batches", "32", "128", "--steps", "150", "--policies", "hybrid", *few, "--seconds", "300"]),
+        Part("frontier", "every layout and the policies at batches of 32 and 128", 440,
+             [*frontier, "--batches", "32", "128", "--policies", "hybrid", *few, "--seconds", "430"]),
         Part("live", "the first start with its profile; no job against SGLang alone; checkpoints; replay; decode-only",
-             760, live("--parts", "profile", "no_job", "checkpoints", *(("replay",) if trace else ()), "decode_only",
+             640, live("--parts", "profile", "no_job", "checkpoints", *(("replay",) if trace else ()), "decode_only",
                        "--steps", "10000", "--speeds", "1", "4", "--seconds", "20", "--limit-s", "540", *large)),
         Part("tokens", "256 greedy answers with and without a job", 160,
              live("--parts", "tokens", "--shape", "bundled", "--micro-batch-tokens", "512", "--memory", "0.3",
@@ -102,9 +103,9 @@ def parts(folder: Path, trace: Path | None, data: Path | None) -> list[Part]:
                           live("--parts", "soak", "--soak-s", "{seconds}", *large)))  # fmt: skip
     return [
         *found,
-        Part("qwen", "the frontier of Qwen2.5-7B's shape at a batch of 32", 110,
-             [*frontier, "--model", "qwen2.5-7b", "--batches", "32", "--steps", "100", "--policies", "hybrid", "--few",
-              "--seconds", "100", "--name", "frontier_qwen"]),
+        Part("qwen", "the frontier of Qwen2.5-7B's shape at batches of 32 and 128", 230,
+             [*frontier, "--model", "qwen2.5-7b", "--batches", "32", "128", "--steps", "150", "--splits", "96", "64",
+              "32", "--policies", "hybrid", "--few", "--seconds", "220", "--name", "frontier_qwen"]),
         lora("csgmv"),
         lora("triton"),
         Part("batches", "the frontier at batches of 8 and 64", 160,
