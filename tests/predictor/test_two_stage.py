@@ -182,18 +182,26 @@ def test_one_step_in_a_hundred_outlasts_its_bound_however_layouts_are_chosen(pre
     assert 0.007 <= np.mean(missed) <= 0.013
 
 
-def test_a_sudden_slowdown_makes_it_stale_with_a_reason_and_learning_makes_it_fresh(
+def test_a_slowdown_that_grows_makes_it_stale_with_a_reason_and_learning_makes_it_fresh(
     predictor: TwoStagePredictor,
 ) -> None:
     beside, random = step_ms(HALF, *SIZE, beside=True), np.random.default_rng(2)
     stale = []
     for n in range(700):
         noise = 1 + 0.01 * float(random.standard_exponential())
-        predictor.observe_step(HALF, *SIZE, beside * noise * (1.5 if n >= 300 else 1.0), "forward")
+        slower = 1 + 0.1 * min(max(0, n - 299), 8)
+        predictor.observe_step(HALF, *SIZE, beside * noise * slower, "forward")
         stale.append(predictor.stale)
     assert not any(stale[:300])
     assert "outlasted" in stale[306]
     assert not any(stale[-100:])
+
+
+def test_a_slowdown_that_comes_at_once_and_stays_is_bounded_after_three_steps(predictor: TwoStagePredictor) -> None:
+    beside = settled(predictor)
+    missed = [predictor.observe_step(HALF, *SIZE, 1.5 * beside, "forward") for _ in range(100)]
+    assert missed[0] and sum(missed[:3]) == sum(missed) <= 3
+    assert predictor.stale == ""
 
 
 def test_distrust_comes_with_its_reason_and_goes_with_twenty_steps_that_hold(predictor: TwoStagePredictor) -> None:
