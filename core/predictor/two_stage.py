@@ -38,7 +38,7 @@ _DEVICE_VARIANCE, _OWN_VARIANCE = 0.1, 1.0  # a partition's first steps say what
 _SETTLED = 30  # steps after which a partition's ratio tells of the device
 _LEAK = 0.001  # of the device's correction per step
 _WIDEN, _NARROWEST, _WIDEST = 0.01, 0.97, 1.1  # by a miss, and how far the common factor of all bounds may go
-_APART = 4  # steps between misses that have nothing to do with each other
+_APART = 4  # steps after a miss in which others are taken to be of the same cause
 _DEEPEST, _LASTING = 1.15, 0.5  # a drop of the clock, and what is left of it with each step that holds its bound
 _PLANNED_AHEAD = 3  # steps that an engine with overlap has planned, at most, before it sees what the first one took
 _TOGETHER = 1.2  # what tasklets behind a step may be late by together; more is a hiccup, which no bound is made for
@@ -95,8 +95,8 @@ class TwoStagePredictor:
         self._count = 0
         self._device = Scale(_DEVICE_FORGETTING, _DEVICE_VARIANCE)
         self._widening = self._drop = 1.0
-        self._last_miss = -_APART
-        self._first = miss * (1 - miss) ** _APART  # share of steps that miss with no miss shortly before
+        self._counted = -_APART  # the step of the last miss that raised that factor
+        self._raised = miss / (1 + _APART * miss)  # the share of steps that raise it when bounds are as they should be
         self._watch = MissWatch()
         # Tasklets on the whole device since the last step: what they took, and what their bounds were when that was
         # planned; such ratios; and the bounds by kind at the last steps.
@@ -190,11 +190,11 @@ class TwoStagePredictor:
         ratio = ms / (predicted * surface.scale.value * device.value)
         beyond = ratio / (surface.bound.factors[bucket] * self._widening)
         missed = beyond > self._drop
-        first = missed and self._count - self._last_miss > _APART
-        widening = self._widening + _WIDEN * (first - self._first)
+        counts = missed and self._count - self._counted > _APART
+        widening = self._widening + _WIDEN * (counts - self._raised)
         self._widening = min(max(widening, _NARROWEST), _WIDEST)
-        if missed:
-            self._last_miss = self._count
+        if counts:
+            self._counted = self._count
         held = 1 + _LASTING * (self._drop - 1)
         self._drop = held if beyond <= 1 else min(max(self._drop, beyond), _DEEPEST)
         surface.bound.learn(bucket, ratio)

@@ -182,6 +182,21 @@ def test_one_step_in_a_hundred_outlasts_its_bound_however_layouts_are_chosen(pre
     assert 0.007 <= np.mean(missed) <= 0.013
 
 
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_a_share_of_misses_that_was_asked_for_is_kept_though_misses_in_a_row_count_as_one(share: float) -> None:
+    predictor, random = TwoStagePredictor(profile(), miss=share), np.random.default_rng(5)
+    missed = [
+        predictor.observe_step(
+            HALF,
+            *SIZE,
+            step_ms(HALF, *SIZE, beside=True) * (1 + 0.03 * float(random.standard_exponential())),
+            "forward",
+        )
+        for _ in range(6000)
+    ]
+    assert np.mean(missed[2000:]) == pytest.approx(share, rel=0.2)
+
+
 def test_a_slowdown_that_grows_makes_it_stale_with_a_reason_and_learning_makes_it_fresh(
     predictor: TwoStagePredictor,
 ) -> None:
