@@ -270,7 +270,9 @@ class Executor:
             step.rest = self._tasklets[-1]
         beside = 0
         if work is not None and plan.beside and step.layout != WHOLE:
-            beside = self._queue(work, step.layout, plan.beside, step.begin, step.size)
+            # What is behind the steps before has a bound of its own, and with overlap two of them have yet to run.
+            queued = self._queued(lambda tasklet: tasklet.layout != WHOLE)
+            beside = self._queue(work, step.layout, plan.beside, step.begin, step.size, queued)
             if beside:
                 step.beside = self._tasklets[-beside].kind
                 self._count(beside=beside)

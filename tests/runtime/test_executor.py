@@ -142,6 +142,14 @@ def test_each_step_may_have_as_much_behind_it_whatever_the_one_before_left() -> 
         e.job.ran.clear()
 
 
+def test_what_is_behind_the_steps_before_leaves_room_beside_this_one() -> None:
+    """With overlap the tasklets behind two steps have yet to run when the next is launched."""
+    e = engine(bound_ms=10.0)
+    run(e, [StepPlan(SPLIT, beside=1, after=4)] * 6, overlap=True)
+    e.executor.catch_up()
+    assert len(e.job.ran) == 6 * 5
+
+
 def test_with_overlap_what_comes_after_a_step_is_queued_just_before_the_next_launch() -> None:
     """So that what is taken from the job waits for what one step has behind it, and not two."""
     e = engine()
