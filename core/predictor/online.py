@@ -50,11 +50,11 @@ class Bound:
         self.factors[bucket] = self._factor(bucket)
 
     def fade(self) -> None:
-        """Forget the older half of what is known: for what was not measured for long, so that a bound that was raised
-        once does not forbid for good what it bounds."""
-        self._all.keep(len(self._all) // 2)
-        for window in self._buckets:
-            window.keep(len(window) // 2)
+        """Begin to forget where the bound is higher than what was known before: for what was not measured for long, so
+        that a bound that was raised once does not forbid for good what it bounds."""
+        for window, known in zip((self._all, *self._buckets), (max(self._prior), *self._prior), strict=True):
+            if window.value is not None and window.value > known:
+                window.forget_above(known)
         self.factors = [self._factor(bucket) for bucket in range(len(self._prior))]
 
     def _factor(self, bucket: int) -> float:

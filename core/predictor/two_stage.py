@@ -1,17 +1,18 @@
 """The paper's two-stage predictor over a measured profile, corrected online and with bounds that hold.
 
 A prediction is the profile's (see `core.predictor.fit`) times two corrections that are learnt from every step: one of
-the whole device, quick, for what slows everything (a clock, a neighbour); one of each (partition, kind), slow, for what
-the profile got wrong there. Both are recursive least squares of one coefficient, measured ÷ predicted, with forgetting;
-the quick one leaks back to 1, so that what lasts ends up where it belongs. The bound is the prediction times a rolling
-conformal quantile of that ratio per (partition, kind, load bucket); while a bucket has too few steps, that of the
-(partition, kind), and before that what the profile's own p99 says. A policy prefers what is bounded too low by chance,
-so the steps that run miss more often than the steps that could: one factor common to all bounds rises with each miss
-and falls with each step that held, which keeps the rate of those that run (adaptive conformal inference). A GPU's clock
-drops for some steps about a second after it has got much to do, and all that runs then is slow together. So what a step
-takes beyond its bound raises all steps' bounds at once, for the few steps that such a drop lasts, and misses soon after
-each other count as one; and what all tasklets behind one step took has a quantile of its own, over the sum of their
-bounds.
+the whole device, for what slows everything (a clock, a neighbour); one of each (partition, kind), slow, for what the
+profile got wrong there. Both are recursive least squares of one coefficient, measured ÷ predicted, with forgetting. The
+device's learns what more than half of the last steps agree about, since in some partitions one step in ten takes a
+fifth longer than most and none is as much shorter; it leaks back to 1, so that what lasts ends up where it belongs. The
+bound is the prediction times a rolling conformal quantile of that ratio per (partition, kind, load bucket); while a
+bucket has too few steps, that of the (partition, kind), and before that what the profile's own p99 says. A policy
+prefers what is bounded too low by chance, so the steps that run miss more often than the steps that could: one factor
+common to all bounds rises with each miss and falls with each step that held, which keeps the rate of those that run
+(adaptive conformal inference). A GPU's clock drops for some steps about a second after it has got much to do, and all
+that runs then is slow together. So what a step takes beyond its bound raises all steps' bounds at once, for the few
+steps that such a drop lasts, and misses soon after each other count as one; and what all tasklets behind one step took
+has a quantile of its own, over the sum of their bounds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from math import inf
+from statistics import median
 
 import numpy as np
 
@@ -35,6 +37,7 @@ from core.predictor.window import RollingQuantile
 _DEVICE_FORGETTING, _OWN_FORGETTING = 0.9, 0.98
 _QUIET = 0.06  # up to so far off a step tells of its own partition and load, what is beyond tells of the device
 _DEVICE_VARIANCE, _OWN_VARIANCE = 0.1, 1.0  # a partition's first steps say what the profile got wrong there
+_LATELY = 21  # steps of which more than half have to agree about the device
 _SETTLED = 30  # steps after which a partition's ratio tells of the device
 _LEAK = 0.001  # of the device's correction per step
 _WIDEN, _NARROWEST, _WIDEST = 0.01, 0.97, 1.1  # by a miss, and how far the common factor of all bounds may go
@@ -94,6 +97,7 @@ class TwoStagePredictor:
         self._miss = miss
         self._count = 0
         self._device = Scale(_DEVICE_FORGETTING, _DEVICE_VARIANCE)
+        self._lately: deque[float] = deque(maxlen=_LATELY)  # measured ÷ predicted without the device's correction
         self._widening = self._drop = 1.0
         self._counted = -_APART  # the step of the last miss that raised that factor
         self._raised = miss / (1 + _APART * miss)  # the share of steps that raise it when bounds are as they should be
@@ -201,7 +205,9 @@ class TwoStagePredictor:
         surface.scale.learn(ratio)
         surface.steps += 1
         if surface.steps > _SETTLED:
-            device.learn(1 + ratio - min(max(ratio, 1 - _QUIET), 1 + _QUIET))
+            self._lately.append(ratio * device.value)
+            common = median(self._lately) / device.value
+            device.learn(1 + common - min(max(common, 1 - _QUIET), 1 + _QUIET))
             device.value += _LEAK * (1 - device.value)
         self._count = surface.last = self._count + 1
         if self._count % _FADE_STEPS == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from math import ceil
 
@@ -35,9 +35,13 @@ class RollingQuantile:
         n = len(values)
         self.value = values[min(ceil((n + 1) * (1 - self.miss)), n) - 1]
 
-    def keep(self, newest: int) -> None:
-        """Forget all but the `newest` values."""
-        while len(self._order) > newest:
-            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
-        n = len(self._sorted)
-        self.value = self._sorted[min(ceil((n + 1) * (1 - self.miss)), n) - 1] if n else None
+    def forget_above(self, limit: float) -> None:
+        """Forget the larger half of the values above `limit`."""
+        values = self._sorted
+        above = len(values) - bisect_right(values, limit)
+        if not above:
+            return
+        bound = values[-((above + 1) // 2)]
+        del values[bisect_left(values, bound) :]
+        self._order = deque([x for x in self._order if x < bound])
+        self.value = values[min(ceil((len(values) + 1) * (1 - self.miss)), len(values)) - 1] if values else None

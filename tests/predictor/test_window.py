@@ -27,9 +27,20 @@ def test_at_most_its_share_of_the_window_lies_above(values: list[float], size: i
     assert sum(x > window.value for x in kept) <= miss * (len(kept) + 1)
 
 
-def test_forgets_all_but_the_newest() -> None:
+def test_forgets_the_larger_half_of_what_lies_above_a_limit() -> None:
     window = RollingQuantile(size=10, miss=0.1)
-    for x in (9.0, 8.0, 1.0, 2.0):
+    for x in (9.0, 1.0, 7.0, 2.0, 8.0):
         window.push(x)
-    window.keep(2)
+    window.forget_above(2.0)
+    assert len(window) == 3 and window.value == 7.0
+    for x in (3.0, 4.0):
+        window.push(x)
+    assert window.value == 7.0
+    window.forget_above(7.0)
+    assert len(window) == 5, "nothing lies above"
+    for _ in range(3):
+        window.forget_above(2.0)
     assert len(window) == 2 and window.value == 2.0
+    window.forget_above(0.0)
+    window.forget_above(0.0)
+    assert len(window) == 0 and window.value is None
