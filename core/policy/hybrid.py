@@ -227,10 +227,10 @@ def _way(
         pace = predictor.tasklet_ms(layout, kind) / tasklet
         left = state.beside_ms / pace
     count = (decode - left) // tasklet
-    if count > 0:  # what ends with the decode step
-        fitting = (slack - decode) // unit if slack < inf else 1.0
+    fitting = (slack - decode) // unit if slack < inf else 1.0
+    if count > 0 and fitting > 0:  # what ends with the decode step
         trained = (count + fitting) * mean / (max(usual, left + count * own) + fitting * mean)
-        if fitting > 0 and trained > rate * _WORTH_A_LONGER_GAP:
+        if trained > rate * _WORTH_A_LONGER_GAP:
             rate, after_ms = trained, fitting * unit
     end = decode + pace * (left + (count + 1) * tasklet - decode)  # one more, which the whole device waits for
     if decode < end < slack - unit:

@@ -130,6 +130,12 @@ def test_between_two_comparisons_only_the_best_layouts_are_asked_about() -> None
     assert asked[SMALL] == asked[CONFINED] == 11
 
 
+def test_a_target_shorter_than_a_part_has_nothing_behind_the_next_step() -> None:
+    """Where an early token lends its slack to this step only: 1.5 ms are left for the next, which takes 10."""
+    plan = first(13.0, target_ms=(1.0,), inflight_ms=2.5)
+    assert (plan.layout, plan.after) == (HALF, 0)
+
+
 def test_waiting_requests_take_the_slack_away_and_give_it_back() -> None:
     policy, memory = bind("hybrid", yielding=0.05), POLICY.MEMORY
     planned = []
