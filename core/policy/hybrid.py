@@ -105,7 +105,7 @@ class _Question(NamedTuple):
 
 def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = KNOBS) -> tuple[StepPlan, Memory]:
     """The way that trains most per ms within the target."""
-    credit = earned(memory.credit, state, knobs.allowance)
+    credit = memory.credit
     best, layouts, age = memory.best, memory.layouts, memory.age + 1
     if reason := blocked(state, predictor):
         answer = StepPlan(retreat(state, predictor), pause=True, reason=reason)
@@ -131,6 +131,8 @@ def plan(state: StepState, predictor: Predictor, memory: Memory, knobs: Knobs = 
         answer = StepPlan(retreat(state, predictor), job=job.job_id, pause=way is None, reason=reason)
     elif way is None or way.layout == WHOLE or way.later:
         next_ms = way.decode_ms if way is not None else 0.0
+        # Only steps that get no part earn it: beside the others the job goes on without.
+        credit = earned(credit, state, knobs.allowance)
         answer, credit = time_slice(state, predictor, job, credit, knobs.idle_ms, question.part, next_ms)
     else:
         answer = _fill(state, predictor, job, way)

@@ -136,6 +136,21 @@ def test_a_target_shorter_than_a_part_has_nothing_behind_the_next_step() -> None
     assert (plan.layout, plan.after) == (HALF, 0)
 
 
+def test_steps_that_get_a_part_earn_no_late_ones() -> None:
+    policy = bind("hybrid")
+
+    def late(slack: float) -> bool:
+        """One of the ten steps without room that follow 400 of such a slack carries a tasklet all the same."""
+        memory, plans = policy.MEMORY, []
+        for ms in [slack] * 400 + [6.5] * 10:
+            plan, memory = policy.plan(state(slack_ms=(ms,), layouts=LAYOUTS), Clockwork(), memory)
+            plans.append(plan)
+        return any(plan.after for plan in plans[400:])
+
+    assert late(6.0)  # not one of the 400 may be late: a step by itself takes as long as its slack
+    assert not late(7.5)
+
+
 def test_waiting_requests_take_the_slack_away_and_give_it_back() -> None:
     policy, memory = bind("hybrid", yielding=0.05), POLICY.MEMORY
     planned = []
