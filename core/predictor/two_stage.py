@@ -34,7 +34,7 @@ from core.predictor.stale import MissWatch
 from core.predictor.table import FactorTable, Grid, StepTable, grid_of
 from core.predictor.window import RollingQuantile
 
-_DEVICE_FORGETTING, _OWN_FORGETTING = 0.9, 0.98
+_DEVICE_FORGETTING, _OWN_FORGETTING = 0.8, 0.995
 _QUIET = 0.06  # up to so far off a step tells of its own partition and load, what is beyond tells of the device
 _DEVICE_VARIANCE, _OWN_VARIANCE = 0.1, 1.0  # a partition's first steps say what the profile got wrong there
 _LATELY = 21  # steps of which more than half have to agree about the device
