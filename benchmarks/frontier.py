@@ -35,7 +35,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.record import provenance, write
+from benchmarks.record import RESULTS, provenance, write
 from core.policy import POLICIES
 from core.policy.types import WHOLE, Layout
 
@@ -246,6 +246,7 @@ def _keep(folder: Path, options: Any, points: list[Point], outputs: list[Any]) -
         "same_tokens": correct, "rows": _rows(options, points, measured),
     }  # fmt: skip
     write(options.name, record)
+    _write_gaps(options.name, points, measured)
     if (folder / "profile.json").is_file() and not options.profile:
         write(f"{options.name}_profile", json.loads((folder / "profile.json").read_text()))
     return record, correct
@@ -316,6 +317,22 @@ def _rows(options: Any, points: list[Point], measured: list[dict[str, Any]]) -> 
             }
         )  # fmt: skip
     return rows
+
+
+def _write_gaps(name: str, points: list[Point], measured: list[dict[str, Any]]) -> None:
+    """Write ``results/<name>_gaps.jsonl``: every gap of the points that are one layout and nothing behind its steps, a
+    line each, for benchmarks/frontier_replay.py."""
+    lines = [
+        {"batch": point.batch, "layout": str(point.layout), "busy": point.busy, "gaps_ms": _rounded(found["gaps"])}
+        for point, found in zip(points, measured, strict=False)
+        if point.mode == "fixed" and not point.after and found["gaps"]
+    ]
+    if lines:
+        (RESULTS / f"{name}_gaps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _rounded(gaps: list[float]) -> list[float]:
+    return [round(gap, 3) for gap in gaps]
 
 
 def _quantile(rising: list[float], share: float) -> float:

@@ -19,6 +19,7 @@ GOALS: dict[int, dict[float, int]] = {
 }
 FIXED = ("static", "confined", "slices", "static + slices")
 AGAIN = "frontier_again"  # another run of all of it
+KERNELS, REPLAY = "lora_kernels", "frontier_replay"
 NOTHING = "Not measured yet."
 
 
@@ -83,6 +84,30 @@ def figures(results: dict[str, Any], served: dict[str, Any], others: dict[str, d
         "no_job": _no_job(served["no_job"]) if "no_job" in served else NOTHING,
         "served": _served(served) or NOTHING,
     }
+
+
+def replayed(found: dict[str, Any]) -> dict[str, str]:
+    """What policies get on the steps of a recorded run: results/frontier_replay.json."""
+    rows = found["rows"]
+    ran = list(dict.fromkeys(row["policy"] for row in rows))
+    lines = []
+    for batch, target in sorted({(row["batch"], row["target_ms"]) for row in rows}):
+        of = {row["policy"]: row for row in rows if (row["batch"], row["target_ms"]) == (batch, target)}
+        goal, fixed = of[ran[0]]["goal"], of[ran[0]]["best_fixed_tokens_s"]
+        cells = [_in_seeds(of[name]) for name in ran]
+        lines.append([batch, f"{target:g}", f"{goal:,}" if goal else "", *cells, f"{fixed:,}" if fixed else "none"])
+    held = {name: sum(row["held"] for row in rows if row["policy"] == name) for name in ran}
+    runs = sum(row["seeds"] for row in rows if row["policy"] == ran[0])
+    return {
+        "replay": table(["batch", "target ms", "goal", *ran, "best fixed point, on the GPU"], lines),
+        "replay_made": f"`{found['command']}`, {found['date']}",
+        "replay_held": ", ".join(f"`{name}` {of_it:,}" for name, of_it in held.items()) + f" of {runs:,} times",
+    }
+
+
+def _in_seeds(row: dict[str, Any]) -> str:
+    text = f"{row['tokens_s']:,}"
+    return text if row["held"] == row["seeds"] else f"{text} (held {row['held']} of {row['seeds']})"
 
 
 def _made(results: dict[str, Any]) -> str:
@@ -311,7 +336,7 @@ def read() -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
     others = {
         path.stem: json.loads(path.read_text())
         for path in sorted(RESULTS.glob("frontier_*.json"))
-        if not path.stem.endswith("_profile")
+        if not path.stem.endswith(("_profile", "_replay"))
     }
     return recorded(), json.loads(served.read_text()) if served.is_file() else {}, others
 
@@ -333,7 +358,8 @@ def kernels(measured: dict[str, Any]) -> dict[str, str]:
 def main() -> None:
     """Write the figures into the page, and the plot."""
     results, served, others = read()
-    fill(PAGE, figures(results, served, others) | kernels(json.loads((RESULTS / "lora_kernels.json").read_text())))
+    of_kernels, of_replay = (json.loads((RESULTS / f"{name}.json").read_text()) for name in (KERNELS, REPLAY))
+    fill(PAGE, figures(results, served, others) | kernels(of_kernels) | replayed(of_replay))
     PLOT.write_text(plot(results["rows"]))
 
 

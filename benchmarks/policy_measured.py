@@ -92,15 +92,20 @@ def _behind(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {"kept_ms": round(min(kept), 2), "took_ms": round(float(np.median(took)), 2)}
 
 
+def layout_of(text: str) -> Layout:
+    """The layout that is written so."""
+    part = re.match(r"\w+\((\d+)(?:, (\d+))?\)", text)
+    if part is None:
+        return WHOLE
+    first, second = part.groups()
+    return Layout("split", int(first), int(second)) if second else Layout("confined", 0, int(first))
+
+
 def _fixed(
     on: Machine, program: Program, row: dict[str, Any]
 ) -> Callable[[StepState, Predictor, Any], tuple[StepPlan, Any]]:
     """The plan of a fixed point: a layout, its finetune part kept busy or not, so many tasklets behind each step."""
-    part = re.match(r"\w+\((\d+)(?:, (\d+))?\)", row["layout"])
-    layout, after = WHOLE, int(row["after"])
-    if part is not None:
-        first, second = part.groups()
-        layout = Layout("split", int(first), int(second)) if second else Layout("confined", 0, int(first))
+    layout, after = layout_of(row["layout"]), int(row["after"])
 
     def plan(state: StepState, predictor: Predictor, memory: Any) -> tuple[StepPlan, Any]:
         if not state.batch:

@@ -97,6 +97,10 @@ class Device:
             low[4],
         )
 
+    def step(self, start_ms: float, layout: Layout, padded: int, kv_tokens: int, max_kv: int) -> Cell:
+        """The `cell` of a step that starts at `start_ms`, which a device that is no steady one may go by."""
+        return self.cell(layout, padded, kv_tokens, max_kv)
+
     def alone_speed(self, layout: Layout) -> float:
         """Speed of finetuning on the layout's finetune part (``whole``: the whole device) when no decode step runs."""
         return self._parts[layout].alone_speed

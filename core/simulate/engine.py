@@ -136,7 +136,7 @@ class Simulation:
         if beside:
             rest += trainer.launch(plan.job or "", beside, now)
             rest_kind = rest_kind or first_kind
-        cell = device.cell(layout, padded, kv_tokens, max_kv)
+        cell = device.step(start, layout, padded, kv_tokens, max_kv)
         ms, left = step_ms(cell, rest, noise)
         ms *= slower
         end = start + ms

@@ -23,6 +23,7 @@ from benchmarks.frontier_page import (
     live,
     plot,
     read,
+    replayed,
 )
 from benchmarks.gpu_session import main as session
 from benchmarks.gpu_session import parts
@@ -85,7 +86,8 @@ def test_what_is_read_off_holds_the_target_and_is_no_policys() -> None:
 def test_the_page_and_its_plot_show_what_is_recorded() -> None:
     recorded = read()
     adapters = json.loads((RESULTS / "lora_kernels.json").read_text())
-    for name, text in (figures(*recorded) | kernels(adapters)).items():
+    steps = json.loads((RESULTS / "frontier_replay.json").read_text())
+    for name, text in (figures(*recorded) | kernels(adapters) | replayed(steps)).items():
         assert shown(PAGE, name) == text, name
     assert plot(recorded[0]["rows"]) == PLOT.read_text()
     assert PLOT.read_text().count("<polyline") >= 2 * len(GOALS)
