@@ -35,6 +35,7 @@ from core.predictor.table import FactorTable, Grid, StepTable, grid_of
 from core.predictor.window import RollingQuantile
 
 _DEVICE_FORGETTING, _OWN_FORGETTING = 0.8, 0.995
+_TASKLET_FORGETTING = 0.98  # tasklets of a micro-batch are of one size, and the next one's of another
 _QUIET = 0.06  # up to so far off a step tells of its own partition and load, what is beyond tells of the device
 _DEVICE_VARIANCE, _OWN_VARIANCE = 0.1, 1.0  # a partition's first steps say what the profile got wrong there
 _LATELY = 21  # steps of which more than half have to agree about the device
@@ -76,7 +77,7 @@ class _Tasklet:
         self._alone = alone
         self._beside = beside
         self.bound = Bound([prior], miss)
-        self.scale = Scale(_OWN_FORGETTING, _OWN_VARIANCE)
+        self.scale = Scale(_TASKLET_FORGETTING, _OWN_VARIANCE)
         self.relative = 1.0
 
     def ms(self, padded: int, kv_tokens: int) -> float:
