@@ -1,13 +1,13 @@
 """What policies get at the frontier's targets on the steps that an H200 took: no GPU needed.
 
-    python -m benchmarks.frontier_replay --run frontier
+    python -m benchmarks.frontier_replay --run frontier_again
 
 The simulator decodes the batches of a run of benchmarks/frontier.py, on a device made of the profile that the run took.
 How long a step takes there is not drawn at random: it is the profile's time for its size, times what the run's step of
 that layout, as long after the point's beginning, took of the trend of its point. So a clock's drop comes when it came,
 and a layout whose steps scatter to one side does so here. The predictor is taught with the run's steps, point by point,
-as in the benchmark, and goes from target to target, the longest first. The seeds differ in up to 60 ms that the
-recording is shifted by, and in the first two steps that a recorded one may be exchanged with.
+as in the benchmark, and goes from target to target, the longest first. The seeds differ in the up to 60 ms that the
+recording is shifted by, and in which of the two steps before and after it may take a recorded one's place.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def summary(replay: Replay, policies: Sequence[str], seeds: int) -> list[dict[st
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    arguments.add_argument("--run", default="frontier", help="of results/RUN.json, RUN_profile.json, RUN_gaps.jsonl")
+    arguments.add_argument("--run", required=True, help="of results/RUN.json, RUN_profile.json and RUN_gaps.jsonl")
     arguments.add_argument("--policies", nargs="+", choices=POLICIES, default=["hybrid", "harli", "tasklet_slices"])
     arguments.add_argument("--seeds", type=int, default=24)
     options = arguments.parse_args()

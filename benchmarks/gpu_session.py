@@ -220,7 +220,7 @@ def main() -> None:
 
 def _collect(since: float, folder: Path) -> None:
     """Copy the results files that were written since then."""
-    for path in RESULTS.glob("*.json"):
+    for path in RESULTS.glob("*.json*"):
         if path.stat().st_mtime >= since:
             shutil.copy(path, folder / path.name)
 
