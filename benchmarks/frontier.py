@@ -323,16 +323,15 @@ def _write_gaps(name: str, points: list[Point], measured: list[dict[str, Any]]) 
     """Write ``results/<name>_gaps.jsonl``: every gap of the points that are one layout and nothing behind its steps, a
     line each, for benchmarks/frontier_replay.py."""
     lines = [
-        {"batch": point.batch, "layout": str(point.layout), "busy": point.busy, "gaps_ms": _rounded(found["gaps"])}
+        {
+            "batch": point.batch, "layout": str(point.layout), "busy": point.busy,
+            "gaps_ms": [round(gap, 3) for gap in found["gaps"]],
+        }
         for point, found in zip(points, measured, strict=False)
         if point.mode == "fixed" and not point.after and found["gaps"]
-    ]
+    ]  # fmt: skip
     if lines:
         (RESULTS / f"{name}_gaps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _rounded(gaps: list[float]) -> list[float]:
-    return [round(gap, 3) for gap in gaps]
 
 
 def _quantile(rising: list[float], share: float) -> float:

@@ -324,9 +324,9 @@ def _panel(rows: Sequence[dict[str, Any]], batch: int, x0: float) -> str:
     return "".join(parts)
 
 
-def recorded() -> dict[str, Any]:
-    """results/frontier.json."""
-    results: dict[str, Any] = json.loads((RESULTS / "frontier.json").read_text())
+def recorded(name: str = "frontier") -> dict[str, Any]:
+    """``results/<name>.json``."""
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
     return results
 
 
@@ -358,8 +358,7 @@ def kernels(measured: dict[str, Any]) -> dict[str, str]:
 def main() -> None:
     """Write the figures into the page, and the plot."""
     results, served, others = read()
-    of_kernels, of_replay = (json.loads((RESULTS / f"{name}.json").read_text()) for name in (KERNELS, REPLAY))
-    fill(PAGE, figures(results, served, others) | kernels(of_kernels) | replayed(of_replay))
+    fill(PAGE, figures(results, served, others) | kernels(recorded(KERNELS)) | replayed(recorded(REPLAY)))
     PLOT.write_text(plot(results["rows"]))
 
 

@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.frontier import PROMPT, SKIP, TARGETS
-from benchmarks.frontier_page import FIXED, GOALS, best
-from benchmarks.policy_measured import layout_of
+from benchmarks.frontier_page import FIXED, GOALS, best, recorded
+from benchmarks.policy_measured import counted, layout_of, requests
 from benchmarks.record import RESULTS, provenance, write
 from core.policy import POLICIES, bind
 from core.policy.types import WHOLE, Layout, TaskletKind
 from core.predictor.two_stage import TwoStagePredictor
-from core.simulate.command import Load, Machine, endless, machine
+from core.simulate.command import Machine, machine
 from core.simulate.device import HEAD_PARTS, Cell, Device, Program
 from core.simulate.engine import Simulation
 from core.simulate.scenario import Scenario
@@ -72,15 +72,16 @@ class RecordedDevice(Device):
     """A device whose steps deviate from the profile as the recorded ones did, as long after the beginning. What was not
     recorded deviates as the whole device's steps; what lasts longer than the recording, as its second half."""
 
-    def __init__(self, steady: Device, recorded: Sequence[Recording], seed: int) -> None:
+    def __init__(self, steady: Device, recordings: Sequence[Recording]) -> None:
         super().__init__(steady.profile)
-        self._deviations = {(one.batch, one.layout, one.busy): one.deviations() for one in recorded}
-        self._random = np.random.default_rng(seed)
+        self._deviations = {(one.batch, one.layout, one.busy): one.deviations() for one in recordings}
+        self._random = np.random.default_rng(0)
         self._shift_ms = 0.0
 
-    def begin(self) -> None:
-        """A new point: the recordings start again."""
-        self._shift_ms = float(self._random.uniform(-_SHIFT_MS, _SHIFT_MS))
+    def begin(self, random: np.random.Generator) -> None:
+        """A new point: the recordings start again, a little earlier or later."""
+        self._random = random
+        self._shift_ms = float(random.uniform(-_SHIFT_MS, _SHIFT_MS))
 
     def step(self, start_ms: float, layout: Layout, padded: int, kv_tokens: int, max_kv: int) -> Cell:
         cell = self.cell(layout, padded, kv_tokens, max_kv)
@@ -108,9 +109,10 @@ class Replay:
 
     def __init__(self, run: str) -> None:
         """run: ``results/<run>.json``, with its ``_profile.json`` and ``_gaps.jsonl``."""
-        self.rows: list[dict[str, Any]] = json.loads((RESULTS / f"{run}.json").read_text())["rows"]
+        self.rows: list[dict[str, Any]] = recorded(run)["rows"]
         self.recorded = recordings(RESULTS / f"{run}_gaps.jsonl")
         self._on: Machine = machine(str(RESULTS / f"{run}_profile.json"))
+        self._device = RecordedDevice(self._on.device, self.recorded)
         self._program = Program(self._on.device, head_parts=HEAD_PARTS)
         self._taught = pickle.dumps(self._teach())
 
@@ -135,23 +137,16 @@ class Replay:
     def run(self, policy: str, seed: int) -> Iterator[dict[str, Any]]:
         """All targets of all batches, with one predictor: batch, target_ms, p99_ms of the gaps and tokens_s."""
         predictor: TwoStagePredictor = pickle.loads(self._taught)
-        device = RecordedDevice(self._on.device, self.recorded, seed)
+        random = np.random.default_rng(seed)
         for batch in dict.fromkeys(one.batch for one in self.recorded):
             for target in sorted(TARGETS[batch], reverse=True):
-                device.begin()
+                self._device.begin(random)
                 steps = SKIP + STEPS
-                requests = endless(Load(batch, batch * PROMPT, PROMPT), steps)
-                scenario = Scenario(requests, steps * 1.2 * target / 1e3, target, seed=seed)
-                done = Simulation(scenario, device, bind(policy), predictor, [self._program]).run().steps
-                counted = slice(SKIP, steps)
-                gaps = sorted(done.gap_ms[counted])
-                tasklets = sum(done.beside[counted]) + sum(done.after[counted])
-                yield {
-                    "batch": batch,
-                    "target_ms": target,
-                    "p99_ms": gaps[int(len(gaps) * 0.99)],
-                    "tokens_s": tasklets * self._program.tokens / len(self._program) / sum(gaps) * 1e3,
-                }
+                scenario = Scenario(requests(batch, steps), steps * 1.2 * target / 1e3, target, seed=seed)
+                simulation = Simulation(scenario, self._device, bind(policy), predictor, [self._program])
+                gaps, tokens_s = counted(simulation, self._program, steps)
+                p99_ms = sorted(gaps)[int(len(gaps) * 0.99)]
+                yield {"batch": batch, "target_ms": target, "p99_ms": p99_ms, "tokens_s": tokens_s}
 
 
 def summary(replay: Replay, policies: Sequence[str], seeds: int) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from core.simulate.command import Load, Machine, endless, machine
 from core.simulate.device import HEAD_PARTS, Program
 from core.simulate.engine import Simulation
 from core.simulate.scenario import FinetuneJob, Scenario
+from core.workload.arrivals import Arrival
 
 _AHEAD = 1.5  # of a step: so much is kept queued on a finetune part at a fixed point, 1 with tasklets behind the step
 _NO_TARGET_MS = 1e6
@@ -128,13 +129,22 @@ def _fixed(
 def _run(
     on: Machine, program: Program, row: dict[str, Any], policy: BoundPolicy, target_ms: float, seed: int
 ) -> tuple[list[float], float]:
-    """Gaps of the steps that count, and finetune tokens/s in them: as many steps from the same context on."""
+    """As many steps as the row has, from the same context on."""
     batch, steps = row["batch"], SKIP + row["steps"]
-    requests = endless(Load(batch, batch * PROMPT, PROMPT), steps)
     longest_ms = row["p99_ms"] if target_ms == _NO_TARGET_MS else max(target_ms, row["p99_ms"])
-    scenario = Scenario(requests, steps * 1.2 * longest_ms / 1e3, target_ms, jobs=(_JOB,), seed=seed)
-    done = Simulation(scenario, on.device, policy, on.predictor(), [program]).run().steps
-    counted = slice(SKIP, steps)
-    gaps = done.gap_ms[counted]
-    tasklets = sum(done.beside[counted]) + sum(done.after[counted])
+    scenario = Scenario(requests(batch, steps), steps * 1.2 * longest_ms / 1e3, target_ms, jobs=(_JOB,), seed=seed)
+    return counted(Simulation(scenario, on.device, policy, on.predictor(), [program]), program, steps)
+
+
+def requests(batch: int, steps: int) -> list[Arrival]:
+    """A point's requests: so many, which outlast so many steps."""
+    return endless(Load(batch, batch * PROMPT, PROMPT), steps)
+
+
+def counted(simulation: Simulation, program: Program, steps: int) -> tuple[list[float], float]:
+    """Gaps (ms) of the first `steps` steps of a run, without those in which the batch is still filling, and finetune
+    tokens/s in them."""
+    done, shown = simulation.run().steps, slice(SKIP, steps)
+    gaps = done.gap_ms[shown]
+    tasklets = sum(done.beside[shown]) + sum(done.after[shown])
     return gaps, tasklets * program.tokens / len(program) / sum(gaps) * 1e3

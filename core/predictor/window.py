@@ -32,8 +32,7 @@ class RollingQuantile:
             del values[bisect_left(values, self._order.popleft())]
         self._order.append(x)
         insort(values, x)
-        n = len(values)
-        self.value = values[min(ceil((n + 1) * (1 - self.miss)), n) - 1]
+        self.value = self._quantile()
 
     def forget_above(self, limit: float) -> None:
         """Forget the larger half of the values above `limit`."""
@@ -44,4 +43,8 @@ class RollingQuantile:
         bound = values[-((above + 1) // 2)]
         del values[bisect_left(values, bound) :]
         self._order = deque([x for x in self._order if x < bound])
-        self.value = values[min(ceil((len(values) + 1) * (1 - self.miss)), len(values)) - 1] if values else None
+        self.value = self._quantile() if values else None
+
+    def _quantile(self) -> float:
+        n = len(self._sorted)
+        return self._sorted[min(ceil((n + 1) * (1 - self.miss)), n) - 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,22 +13,24 @@ from benchmarks.frontier import MODELS, TARGETS, adapter_tensors, planned
 from benchmarks.frontier_page import (
     FIXED,
     GOALS,
+    KERNELS,
     NOTHING,
     PAGE,
     PLOT,
+    REPLAY,
     best,
     figures,
     kernels,
     live,
     plot,
     read,
+    recorded,
     replayed,
 )
 from benchmarks.gpu_session import main as session
 from benchmarks.gpu_session import parts
 from benchmarks.live import interval, p99, quantile
 from benchmarks.page import shown
-from benchmarks.record import RESULTS
 from core.policy import POLICIES
 
 
@@ -84,12 +85,10 @@ def test_what_is_read_off_holds_the_target_and_is_no_policys() -> None:
 
 
 def test_the_page_and_its_plot_show_what_is_recorded() -> None:
-    recorded = read()
-    adapters = json.loads((RESULTS / "lora_kernels.json").read_text())
-    steps = json.loads((RESULTS / "frontier_replay.json").read_text())
-    for name, text in (figures(*recorded) | kernels(adapters) | replayed(steps)).items():
+    found = read()
+    for name, text in (figures(*found) | kernels(recorded(KERNELS)) | replayed(recorded(REPLAY))).items():
         assert shown(PAGE, name) == text, name
-    assert plot(recorded[0]["rows"]) == PLOT.read_text()
+    assert plot(found[0]["rows"]) == PLOT.read_text()
     assert PLOT.read_text().count("<polyline") >= 2 * len(GOALS)
 
 
