@@ -18,9 +18,10 @@ has a quantile of its own, over the sum of their bounds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,18 +53,25 @@ _FIT_ERROR = 0.03  # what a prediction between measured sizes may be off by, unt
 _KINDS: tuple[TaskletKind, ...] = ("forward", "head", "backward", "optimizer")
 
 
-class _Surface:
-    """A (layout, kind beside): what the profile says of it and what was learnt since, from how many steps, and at which
-    step last."""
+class _Learnt:
+    """What was learnt of a layout's steps alone, or of those beside tasklets of whatever kind: from how many steps, and
+    at which step last. Kinds differ by a percent or two there, and four steps in a hundred are beside a head: what only
+    those teach would keep a job out of a layout that holds the target, at its next head, for good."""
 
-    __slots__ = ("bound", "last", "scale", "steps", "table")
+    __slots__ = ("bound", "last", "scale", "steps")
 
-    def __init__(self, table: StepTable, bound: Bound) -> None:
-        self.table = table
-        self.bound = bound
+    def __init__(self, prior: Sequence[float], miss: float) -> None:
+        self.bound = Bound(prior, miss)
         self.scale = Scale(_OWN_FORGETTING, _OWN_VARIANCE)
         self.steps = 0
         self.last = 0
+
+
+class _Surface(NamedTuple):
+    """A (layout, kind beside): what the profile says of it, and what was learnt since."""
+
+    table: StepTable
+    learnt: _Learnt
 
 
 class _Tasklet:
@@ -108,6 +116,7 @@ class TwoStagePredictor:
         self._behind_ms = self._behind_planned_ms = 0.0
         self._behind = RollingQuantile(WINDOW, miss)
         self._planned: deque[dict[TaskletKind, float]] = deque(maxlen=_PLANNED_AHEAD)
+        self._learnt: list[_Learnt] = []
         self._steps: dict[tuple[Layout, TaskletKind | None], _Surface] = {}
         self._tasklets: dict[tuple[Layout, TaskletKind], _Tasklet] = {}
         self._fit_steps(profile)
@@ -145,7 +154,7 @@ class TwoStagePredictor:
         surface = self._steps.get((layout if beside is not None else _alone(layout), beside))
         if surface is None:
             return inf
-        return surface.table.ms(padded, kv_tokens, max_kv) * surface.scale.value * self._device.value
+        return surface.table.ms(padded, kv_tokens, max_kv) * surface.learnt.scale.value * self._device.value
 
     def decode_upper_ms(
         self, layout: Layout, padded: int, kv_tokens: int, beside: TaskletKind | None, max_kv: int = 0
@@ -154,9 +163,10 @@ class TwoStagePredictor:
         surface = self._steps.get((layout if beside is not None else _alone(layout), beside))
         if surface is None:
             return inf
-        ms, bucket = surface.table.look_up(padded, kv_tokens, max_kv)
+        table, learnt = surface
+        ms, bucket = table.look_up(padded, kv_tokens, max_kv)
         common = self._device.value * self._widening * self._drop
-        return ms * surface.scale.value * common * surface.bound.factors[bucket]
+        return ms * learnt.scale.value * common * learnt.bound.factors[bucket]
 
     def tasklet_ms(self, layout: Layout, kind: TaskletKind, padded: int = 0, kv_tokens: int = 0) -> float:
         """Upper bound of a tasklet on the layout's finetune part. ``inf`` for what was not measured."""
@@ -188,12 +198,13 @@ class TwoStagePredictor:
         surface = self._steps.get((layout if beside is not None else _alone(layout), beside))
         if surface is None:
             return False
-        predicted, bucket = surface.table.look_up(padded, kv_tokens, max_kv)
+        table, learnt = surface
+        predicted, bucket = table.look_up(padded, kv_tokens, max_kv)
         if predicted == inf:
             return False
         device = self._device
-        ratio = ms / (predicted * surface.scale.value * device.value)
-        beyond = ratio / (surface.bound.factors[bucket] * self._widening)
+        ratio = ms / (predicted * learnt.scale.value * device.value)
+        beyond = ratio / (learnt.bound.factors[bucket] * self._widening)
         missed = beyond > self._drop
         counts = missed and self._count - self._counted > _APART
         widening = self._widening + _WIDEN * (counts - self._raised)
@@ -202,17 +213,17 @@ class TwoStagePredictor:
             self._counted = self._count
         held = 1 + _LASTING * (self._drop - 1)
         self._drop = held if beyond <= 1 else min(max(self._drop, beyond), _DEEPEST)
-        surface.bound.learn(bucket, ratio)
-        surface.scale.learn(ratio)
-        surface.steps += 1
-        if surface.steps > _SETTLED:
+        learnt.bound.learn(bucket, ratio)
+        learnt.scale.learn(ratio)
+        learnt.steps += 1
+        if learnt.steps > _SETTLED:
             self._lately.append(ratio * device.value)
             common = median(self._lately) / device.value
             device.learn(1 + common - min(max(common, 1 - _QUIET), 1 + _QUIET))
             device.value += _LEAK * (1 - device.value)
-        self._count = surface.last = self._count + 1
+        self._count = learnt.last = self._count + 1
         if self._count % _FADE_STEPS == 0:
-            for other in self._steps.values():
+            for other in self._learnt:
                 if other.steps and other.last <= self._count - _FADE_STEPS:
                     other.bound.fade()
         self._watch.see(missed)
@@ -238,14 +249,21 @@ class TwoStagePredictor:
         points = profile.points
         alone = [point for point in points if point.beside is None]
         for layout, (table, prior) in self._tables(profile, list(points), beside=False).items():
-            self._steps[layout, None] = _Surface(table, Bound(prior, self._miss))
+            self._steps[layout, None] = _Surface(table, self._nothing_yet(prior))
         fitted = {
             kind: self._tables(profile, alone + [p for p in points if p.beside == kind], beside=True)
             for kind in {point.beside for point in points} - {None}
         }
-        for kind in _KINDS:
-            for layout, (table, prior) in fitted.get(kind, fitted.get("mix", {})).items():
-                self._steps[layout, kind] = _Surface(table, Bound(prior, self._miss))
+        of_kinds = {kind: fitted.get(kind, fitted.get("mix", {})) for kind in _KINDS}
+        for layout in {layout: None for tables in of_kinds.values() for layout in tables}:
+            found = {kind: tables[layout] for kind, tables in of_kinds.items() if layout in tables}
+            learnt = self._nothing_yet(np.max([prior for _, prior in found.values()], axis=0).tolist())
+            for kind, (table, _) in found.items():
+                self._steps[layout, kind] = _Surface(table, learnt)
+
+    def _nothing_yet(self, prior: Sequence[float]) -> _Learnt:
+        self._learnt.append(_Learnt(prior, self._miss))
+        return self._learnt[-1]
 
     def _tables(
         self, profile: Profile, points: list[Point], *, beside: bool
