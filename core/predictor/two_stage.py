@@ -1,18 +1,18 @@
 """The paper's two-stage predictor over a measured profile, corrected online and with bounds that hold.
 
 A prediction is the profile's (see `core.predictor.fit`) times two corrections that are learnt from every step: one of
-the whole device, for what slows everything (a clock, a neighbour); one of each (partition, kind), slow, for what the
-profile got wrong there. Both are recursive least squares of one coefficient, measured ÷ predicted, with forgetting. The
-device's learns what more than half of the last steps agree about, since in some partitions one step in ten takes a
-fifth longer than most and none is as much shorter; it leaks back to 1, so that what lasts ends up where it belongs. The
-bound is the prediction times a rolling conformal quantile of that ratio per (partition, kind, load bucket); while a
-bucket has too few steps, that of the (partition, kind), and before that what the profile's own p99 says. A policy
-prefers what is bounded too low by chance, so the steps that run miss more often than the steps that could: one factor
-common to all bounds rises with each miss and falls with each step that held, which keeps the rate of those that run
-(adaptive conformal inference). A GPU's clock drops for some steps about a second after it has got much to do, and all
-that runs then is slow together. So what a step takes beyond its bound raises all steps' bounds at once, for the few
-steps that such a drop lasts, and misses soon after each other count as one; and what all tasklets behind one step took
-has a quantile of its own, over the sum of their bounds.
+the whole device, for what slows everything (a clock, a neighbour); one of each partition's steps, those alone and those
+beside finetuning apart, slow, for what the profile got wrong there. Both are recursive least squares of one
+coefficient, measured ÷ predicted, with forgetting. The device's learns what more than half of the last steps agree
+about, since in some partitions one step in ten takes a fifth longer than most and none is as much shorter; it leaks
+back to 1, so that what lasts ends up where it belongs. The bound is the prediction times a rolling conformal quantile
+of that ratio per partition, alone or beside, and load bucket; while a bucket has too few steps, that of all its
+buckets, and before that what the profile's own p99 says. A policy prefers what is bounded too low by chance, so the
+steps that run miss more often than the steps that could: one factor common to all bounds rises with each miss and falls
+with each step that held, which keeps the rate of those that run (adaptive conformal inference). A GPU's clock drops for
+some steps about a second after it has got much to do, and all that runs then is slow together. So what a step takes
+beyond its bound raises all steps' bounds at once, for the few steps that such a drop lasts, and misses soon after each
+other count as one; and what all tasklets behind one step took has a quantile of its own, over the sum of their bounds.
 """
 
 from __future__ import annotations
