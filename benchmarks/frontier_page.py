@@ -18,7 +18,7 @@ GOALS: dict[int, dict[float, int]] = {
     128: {14: 1500, 16: 4300, 20: 7700, 28: 9000, 34: 10300, 50: 11800},
 }
 FIXED = ("static", "confined", "slices", "static + slices")
-AGAIN = "frontier_again"  # another run of all of it
+AGAIN = "frontier_again"  # another run of all of it, on another card
 KERNELS, REPLAY = "lora_kernels", "frontier_replay"
 NOTHING = "Not measured yet."
 
@@ -87,8 +87,17 @@ def figures(results: dict[str, Any], served: dict[str, Any], others: dict[str, d
 
 
 def replayed(found: dict[str, Any]) -> dict[str, str]:
-    """What policies get on the steps of a recorded run: results/frontier_replay.json."""
-    rows = found["rows"]
+    """What policies get on the steps of recorded runs: results/frontier_replay.json."""
+    by_run: dict[str, list[dict[str, Any]]] = {}
+    for row in found["rows"]:
+        by_run.setdefault(row["run"], []).append(row)
+    return {
+        "replay": "\n\n".join(_replay(run, rows) for run, rows in by_run.items()),
+        "replay_made": f"`{found['command']}`, {found['date']}",
+    }
+
+
+def _replay(run: str, rows: Sequence[dict[str, Any]]) -> str:
     ran = list(dict.fromkeys(row["policy"] for row in rows))
     lines = []
     for batch, target in sorted({(row["batch"], row["target_ms"]) for row in rows}):
@@ -98,11 +107,9 @@ def replayed(found: dict[str, Any]) -> dict[str, str]:
         lines.append([batch, f"{target:g}", f"{goal:,}" if goal else "", *cells, f"{fixed:,}" if fixed else "none"])
     held = {name: sum(row["held"] for row in rows if row["policy"] == name) for name in ran}
     runs = sum(row["seeds"] for row in rows if row["policy"] == ran[0])
-    return {
-        "replay": table(["batch", "target ms", "goal", *ran, "best fixed point, on the GPU"], lines),
-        "replay_made": f"`{found['command']}`, {found['date']}",
-        "replay_held": ", ".join(f"`{name}` {of_it:,}" for name, of_it in held.items()) + f" of {runs:,} times",
-    }
+    told = ", ".join(f"`{name}` {of_it:,}" for name, of_it in held.items())
+    rate = table(["batch", "target ms", "goal", *ran, "best fixed point, on the GPU"], lines)
+    return f"`{run}`, all targets taken together held by {told} of {runs:,} times:\n\n{rate}"
 
 
 def _in_seeds(row: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """What policies get at the frontier's targets on the steps that an H200 took: no GPU needed.
 
-    python -m benchmarks.frontier_replay --run frontier_again
+    python -m benchmarks.frontier_replay --runs frontier frontier_again
 
 The simulator decodes the batches of a run of benchmarks/frontier.py, on a device made of the profile that the run took.
 How long a step takes there is not drawn at random: it is the profile's time for its size, times what the run's step of
@@ -172,18 +172,20 @@ def summary(replay: Replay, policies: Sequence[str], seeds: int) -> list[dict[st
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    arguments.add_argument("--run", required=True, help="of results/RUN.json, RUN_profile.json and RUN_gaps.jsonl")
+    arguments.add_argument(
+        "--runs", nargs="+", required=True, metavar="RUN", help="of results/RUN.json, RUN_profile.json, RUN_gaps.jsonl"
+    )
     arguments.add_argument("--policies", nargs="+", choices=POLICIES, default=["hybrid", "harli", "tasklet_slices"])
     arguments.add_argument("--seeds", type=int, default=24)
     options = arguments.parse_args()
-    rows = summary(Replay(options.run), options.policies, options.seeds)
+    rows = [{"run": run} | row for run in options.runs for row in summary(Replay(run), options.policies, options.seeds)]
     for row in rows:
         fixed = f"{row['best_fixed_tokens_s']:>6}" if row["best_fixed_tokens_s"] is not None else "  none"
         print(
-            f"{row['policy']:<15} bs {row['batch']:>3} target {row['target_ms']:>4g} p99 {row['p99_ms']:6.2f} "
+            f"{row['run']} {row['policy']:<15} bs {row['batch']:>3} target {row['target_ms']:>4g} p99 {row['p99_ms']:6.2f} "
             f"held {row['held']:>2} of {row['seeds']} {row['tokens_s']:>6} tok/s, best fixed {fixed}"
         )
-    write("frontier_replay", provenance("harli", "numpy") | {"run": options.run, "rows": rows})
+    write("frontier_replay", provenance("harli", "numpy") | {"rows": rows})
 
 
 if __name__ == "__main__":

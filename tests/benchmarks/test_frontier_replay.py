@@ -12,7 +12,7 @@ from benchmarks.record import RESULTS
 from core.policy.types import WHOLE, Layout
 from core.simulate.command import machine
 
-RUN = "frontier_again"
+RUN = "frontier"
 SPLIT = Layout("split", 64, 68)
 
 
@@ -54,4 +54,4 @@ def test_hybrid_reaches_the_goals_on_the_steps_of_an_h200() -> None:
     assert len(rows) == 16
     late = [row for row in rows if row["held"] < row["seeds"]]
     short = [row for row in rows if row["tokens_s"] < (GOALS[row["batch"]].get(row["target_ms"]) or 0)]
-    assert len(late) <= 1 and len(short) <= 1, (late, short)
+    assert not late and not short
