@@ -183,7 +183,8 @@ def main() -> None:
         fixed = f"{row['best_fixed_tokens_s']:>6}" if row["best_fixed_tokens_s"] is not None else "  none"
         print(
             f"{row['run']} {row['policy']:<15} bs {row['batch']:>3} target {row['target_ms']:>4g} "
-            f"p99 {row['p99_ms']:6.2f} held {row['held']:>2} of {row['seeds']} {row['tokens_s']:>6} tok/s, best fixed {fixed}"
+            f"p99 {row['p99_ms']:6.2f} held {row['held']:>2} of {row['seeds']} "
+            f"{row['tokens_s']:>6} tok/s, best fixed {fixed}"
         )
     write("frontier_replay", provenance("harli", "numpy") | {"rows": rows})
 
