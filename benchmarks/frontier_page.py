@@ -98,16 +98,21 @@ def replayed(found: dict[str, Any]) -> dict[str, str]:
 
 
 def _replay(run: str, rows: Sequence[dict[str, Any]]) -> str:
-    ran = list(dict.fromkeys(row["policy"] for row in rows))
-    lines = []
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        margin = f", margin {row['margin']:.0%}" if row["margin"] else ""
+        by_name.setdefault(row["policy"] + margin, []).append(row)
+    ran, lines = list(by_name), []
     for batch, target in sorted({(row["batch"], row["target_ms"]) for row in rows}):
-        of = {row["policy"]: row for row in rows if (row["batch"], row["target_ms"]) == (batch, target)}
+        of = {
+            name: next(row for row in found if (row["batch"], row["target_ms"]) == (batch, target))
+            for name, found in by_name.items()
+        }
         goal, fixed = of[ran[0]]["goal"], of[ran[0]]["best_fixed_tokens_s"]
         cells = [_in_seeds(of[name]) for name in ran]
         lines.append([batch, f"{target:g}", f"{goal:,}" if goal else "", *cells, f"{fixed:,}" if fixed else "none"])
-    held = {name: sum(row["held"] for row in rows if row["policy"] == name) for name in ran}
-    runs = sum(row["seeds"] for row in rows if row["policy"] == ran[0])
-    told = ", ".join(f"`{name}` {of_it:,}" for name, of_it in held.items())
+    told = ", ".join(f"{name} {sum(row['held'] for row in found):,}" for name, found in by_name.items())
+    runs = sum(row["seeds"] for row in by_name[ran[0]])
     rate = table(["batch", "target ms", "goal", *ran, "best fixed point, on the GPU"], lines)
     return f"`{run}`, all targets taken together held by {told} of {runs:,} times:\n\n{rate}"
 

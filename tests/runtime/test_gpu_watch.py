@@ -160,7 +160,7 @@ def test_where_a_gpu_cannot_tell_it_is_what_steps_and_tasklets_took() -> None:
 def test_a_busy_gpu_is_told_from_an_idle_one() -> None:
     a = torch.randn(4096, 4096, device="cuda")
     torch.cuda.synchronize()
-    time.sleep(0.3)  # the driver's counters lag: what ran before this test would count for it
+    time.sleep(0.3)  # so that nothing of what ran before is counted
     watch = GpuWatch(torch.cuda.current_device())
     time.sleep(0.3)
     watch.look()
