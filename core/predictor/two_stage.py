@@ -54,9 +54,10 @@ _KINDS: tuple[TaskletKind, ...] = ("forward", "head", "backward", "optimizer")
 
 
 class _Learnt:
-    """What was learnt of a layout's steps alone, or of those beside tasklets of whatever kind: from how many steps, and
-    at which step last. Kinds differ by a percent or two there, and four steps in a hundred are beside a head: what only
-    those teach would keep a job out of a layout that holds the target, at its next head, for good."""
+    """What was learnt of a layout's steps alone, or of those beside tasklets of whatever kind: from how many steps,
+    and at which step last. Of seventy tasklets four are heads: a bound from the few steps beside those alone is so
+    high that it can keep a job, at its next head, out of a layout that holds the target, for as long as nothing runs
+    there."""
 
     __slots__ = ("bound", "last", "scale", "steps")
 
