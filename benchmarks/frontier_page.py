@@ -284,6 +284,7 @@ def _replayed(row: dict[str, Any]) -> list[str]:
 # ---- plot ------------------------------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT, LEFT, TOP = 420, 300, 62, 34
+NAMES_END = 24  # between the last line's name and the axis
 COLOURS = ("#0b6bcb", "#c2410c", "#4d7c0f", "#7c3aed", "#0f766e", "#a16207", "#be185d")
 
 
@@ -330,9 +331,8 @@ def _panel(rows: Sequence[dict[str, Any]], batch: int, x0: float) -> str:
         path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
         parts += ['<circle cx="{:.1f}" cy="{:.1f}" r="3" fill="{}"/>'.format(*place(*p), colour) for p in points]
-        parts.append(
-            f'<text x="{x0 + LEFT + WIDTH - 150}" y="{TOP + HEIGHT - 96 + 16 * number}" fill="{colour}">{name}</text>'
-        )
+        y = TOP + HEIGHT - NAMES_END - 16 * (len(lines) - 1 - number)
+        parts.append(f'<text x="{x0 + LEFT + WIDTH - 150}" y="{y}" fill="{colour}">{name}</text>')
     return "".join(parts)
 
 
